@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import httpx
 
+from baton.cli.load_benchmark import NotMeasurable, Workload, find_model
 from baton.cli.load_client import LoadResult, connect, run_load
-from baton.cli.load_test import NotMeasurable, Workload, find_model
 from baton.runtime.service_process import raise_open_file_limit
 from bench.serving.counters import counts, increases
 

@@ -49,8 +49,8 @@ import typer
 import uvloop
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from baton.cli.load_benchmark import LoadShape, NotMeasurable, Workload, find_model, measure
 from baton.cli.load_client import connect
-from baton.cli.load_test import LoadShape, NotMeasurable, Workload, find_model, measure
 from baton.models.model_files import prepare, resolve
 from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.service_process import report_startup_error

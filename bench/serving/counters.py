@@ -6,7 +6,7 @@ from typing import Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.cli.load_test import NotMeasurable
+from baton.cli.load_benchmark import NotMeasurable
 
 METRICS_S: Final = 30.0
 

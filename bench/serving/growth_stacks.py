@@ -17,8 +17,8 @@ from typing import Any, Final
 import httpx
 import uvloop
 
+from baton.cli.load_benchmark import WORDS, ApiEndpoint, NotMeasurable, find_model
 from baton.cli.load_client import RequestFailed, Response, connect, parse_answer, percentiles_ms, post
-from baton.cli.load_test import WORDS, ApiEndpoint, NotMeasurable, find_model
 from baton.rooms.phases import Side
 from baton.rooms.queues import RoomQueue
 from baton.runtime.service_process import raise_open_file_limit

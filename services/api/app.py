@@ -61,13 +61,13 @@ def create_app(
     settings: ApiSettings | None = None,
     clock: Clock | None = None,
     routers: Sequence[APIRouter] = (),
-    door: AccessControl | None = None,
+    access_control: AccessControl | None = None,
     tracer: Tracer = OFF,
     check: CheckGrammar | None = None,
 ) -> ApiMiddleware:
     """Return the application. `registry`: gets its metrics. `routers`: served in addition to the API's own
-    routes. `door`: access control; every caller is admitted without it. `check`: compiles a grammar; by
-    default a process of its own does, which is started on first use."""
+    routes. `access_control`: without it every caller is admitted. `check`: compiles a grammar; by default a
+    process of its own does, which is started on first use."""
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
@@ -76,16 +76,16 @@ def create_app(
             model,
             backend,
             takes_templates=settings.trust_request_chat_template,
-            writes_tools=model.forms.describes_tools,
+            writes_tools=model.formats.describes_tools,
         ),
         RequestBodies(settings, backend),
     )
     version = release()
     check = check or GrammarChecker(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).check
-    constraints = ConstraintCompiler(model, model.forms, check, metrics)
+    constraints = ConstraintCompiler(model, model.formats, check, metrics)
     generating = GenerationService(backend, model, prompts, metrics, settings, constraints)
     kept = ResponseStore(settings.responses_kept, settings.responses_kept_bytes)
-    carrier = ReasoningSigner(settings.thoughts_key or secrets.token_bytes(KEY_BYTES))
+    carrier = ReasoningSigner(settings.reasoning_key or secrets.token_bytes(KEY_BYTES))
     answered = [
         generate_routes(generating, model, bodies, clock),
         messages_routes(generating, bodies),
@@ -103,21 +103,21 @@ def create_app(
         token_routes(backend, model, prompts, bodies),
         stored_response_routes(kept),
     ]
-    return _application([*own, *routers, root_route(version)], metrics, direct, door, tracer)
+    return _application([*own, *routers, root_route(version)], metrics, direct, access_control, tracer)
 
 
 def create_pages(
-    api: ApiMiddleware, routers: Sequence[APIRouter], door: AccessControl | None = None
+    api: ApiMiddleware, routers: Sequence[APIRouter], access_control: AccessControl | None = None
 ) -> ApiMiddleware:
     """Return the application for another port, with the request ids, error formats and metrics of `api`."""
-    return _application(routers, api.metrics, {}, door)
+    return _application(routers, api.metrics, {}, access_control)
 
 
 def _application(
     routers: Sequence[APIRouter],
     metrics: HttpMetrics,
     direct: Mapping[tuple[str, str], APIRoute],
-    door: AccessControl | None,
+    access_control: AccessControl | None,
     tracer: Tracer = OFF,
 ) -> ApiMiddleware:
     """Return the framework's application within the middleware. Direct routes do not enter the framework."""
@@ -144,7 +144,9 @@ def _application(
         # The application itself does not list their routes: it keeps the routers.
         templates += [route.path for route in router.routes if isinstance(route, APIRoute)]
     metrics.expect(templates)
-    return ApiMiddleware(app, metrics, direct, door or AccessControl(), tracer, error_format_of, templates)
+    return ApiMiddleware(
+        app, metrics, direct, access_control or AccessControl(), tracer, error_format_of, templates
+    )
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
             "root": name,
             "parent": None,
             "max_model_len": backend.limits().context_tokens,
-            "default_sampling_params": differing(model.drawing),
+            "default_sampling_params": differing(model.recommended_sampling),
             "quantize": backend.limits().quantize,
             "type": "model",
             "display_name": name,

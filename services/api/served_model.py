@@ -20,7 +20,7 @@ log = Log(__name__)
 
 TEMPLATE: Final = "chat_template.jinja"
 TOOLS_KNOWN: Final = "the chat template knows tools"
-TOOLS_TOLD: Final = "the chat template knows no tools: they are told in the system message"
+TOOLS_DESCRIBED: Final = "the chat template knows no tools: the system message describes them"
 TOOLS_REFUSED: Final = "the chat template knows no tools: requests with some are refused"
 LENGTH_BOUNDED: Final = "texts too long for the context are refused by their length, before tokenising"
 LENGTH_UNBOUNDED: Final = (
@@ -41,9 +41,9 @@ class ServedModel:
     """Ids that end a sequence unless `ignore_eos`."""
     vocabulary: int
     """Number of token ids: the rows of the model's embedding."""
-    drawing: RecommendedSampling = field(default_factory=RecommendedSampling)
+    recommended_sampling: RecommendedSampling = field(default_factory=RecommendedSampling)
     """Sampling parameters for requests that do not set them."""
-    forms: ModelFormats = field(default_factory=ModelFormats)
+    formats: ModelFormats = field(default_factory=ModelFormats)
     """Formats in which the model writes tool calls and reasoning."""
     aliases: tuple[str, ...] = ()
     """Other names of the model."""
@@ -57,22 +57,24 @@ def load_served_model(
     model_dir: Path,
     facts: ModelFacts,
     generation_config: GenerationConfig = GenerationConfig.AUTO,
-    calls: str = AUTO,
-    thoughts: str = AUTO,
+    tool_call_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
     *,
     describes_tools: bool = True,
     aliases: tuple[str, ...] = (),
 ) -> ServedModel:
     """Load the tokenizer of a safetensors directory, whose facts were read, and return the served model.
 
-    `generation_config`: source of the default sampling parameters. `calls` and `thoughts`: names of the
-    output formats, or AUTO.
+    `generation_config`: source of the default sampling parameters. `tool_call_parser` and
+    `reasoning_parser`: names of output formats, or AUTO.
 
     Logs the tokens that the model lacks, since a text with one of them is refused. Logs the default
     sampling, how tools are written into prompts, and how calls and reasoning are parsed. Raises
     TokenizerUnusable, also for a chat template that does not compile, and ModelUnreadable.
     """
-    drawing = recommended(model_dir) if generation_config is GenerationConfig.AUTO else RecommendedSampling()
+    recommended_sampling = (
+        recommended(model_dir) if generation_config is GenerationConfig.AUTO else RecommendedSampling()
+    )
     tokenizer = load_tokenizer(model_dir)
     try:
         tokenizer.check_chat()
@@ -89,23 +91,25 @@ def load_served_model(
             vocabulary=facts.vocab_size,
         )
     log_floor(tokenizer.floor)
-    if differing(drawing):
+    if differing(recommended_sampling):
         log.info(
             "tokens are drawn as the model recommends where a request does not say it; "
             "--generation-config none changes that",
-            **differing(drawing),
+            **differing(recommended_sampling),
         )
     model_type = str(json_object(model_dir / CONFIG_FILE).get("model_type", ""))
-    forms = model_formats(tokenizer, model_type, calls, thoughts, describes_tools=describes_tools)
-    untold = TOOLS_TOLD if describes_tools else TOOLS_REFUSED
-    log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else untold, **forms.names)
+    formats = model_formats(
+        tokenizer, model_type, tool_call_parser, reasoning_parser, describes_tools=describes_tools
+    )
+    without_tools = TOOLS_DESCRIBED if describes_tools else TOOLS_REFUSED
+    log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else without_tools, **formats.names)
     return ServedModel(
         name=facts.name,
         tokenizer=tokenizer,
         eos_token_ids=facts.eos_token_ids,
         vocabulary=facts.vocab_size,
-        drawing=drawing,
-        forms=forms,
+        recommended_sampling=recommended_sampling,
+        formats=formats,
         aliases=aliases,
     )
 

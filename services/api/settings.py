@@ -27,5 +27,5 @@ class ApiSettings:
     responses_kept: int = 1024
     """Responses that the Responses API stores for later requests; 0: none."""
     responses_kept_bytes: int = 64 * 2**20
-    thoughts_key: bytes = field(default=b"", repr=False)
+    reasoning_key: bytes = field(default=b"", repr=False)
     """Key that signs reasoning which clients carry. Empty: a random one."""

@@ -66,7 +66,7 @@ def run(settings: BootstrapSettings) -> int:
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
-    listeners, reasoning_key = open_listeners(settings), read_reasoning_key(settings.thoughts_key_file)
+    listeners, reasoning_key = open_listeners(settings), read_reasoning_key(settings.reasoning_key_file)
     identity = Identity.of(settings.tls)
     server = Server(identity, settings.run_token)
     channels = Channels.showing(identity, settings.run_token)
@@ -167,7 +167,7 @@ def _api_settings(settings: BootstrapSettings, reasoning_key: bytes) -> ApiSetti
         clip_max_tokens=settings.clip_max_tokens,
         responses_kept=settings.responses_kept,
         responses_kept_bytes=settings.responses_kept_bytes,
-        thoughts_key=reasoning_key,
+        reasoning_key=reasoning_key,
         min_priority=settings.min_priority,
         tenant_header=settings.tenant_header,
     )
@@ -267,7 +267,7 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
         GenerationConfig(settings.generation_config),
         settings.tool_call_parser,
         settings.reasoning_parser,
-        describes_tools=settings.tell_tools,
+        describes_tools=settings.describe_tools,
         aliases=settings.served_names[1:],
     )
     return facts, model

@@ -10,8 +10,8 @@ from baton.runtime.errors import StartupError
 from baton.runtime.service_process import raise_open_file_limit, report_startup_error
 
 if TYPE_CHECKING:
+    from baton.cli.load_benchmark import LoadShape
     from baton.cli.load_client import LoadResult
-    from baton.cli.load_test import LoadShape
 
 CONCURRENCY: Final = 4
 REQUESTS_MIN: Final = 32
@@ -55,8 +55,8 @@ def serve(
     """Time to the first token, gaps between tokens, tokens a second, as one JSON object."""
     import uvloop
 
+    from baton.cli.load_benchmark import ApiEndpoint, Workload, measure
     from baton.cli.load_client import connect
-    from baton.cli.load_test import ApiEndpoint, Workload, measure
 
     shape = _load_shape(rate, concurrency, requests)
     try:
@@ -89,7 +89,7 @@ def serve(
 
 def _load_shape(rate: float | None, concurrency: int | None, requests: int) -> "LoadShape":
     """Return the load that the flags ask for. Raises BadParameter."""
-    from baton.cli.load_test import MAX_IN_FLIGHT, LoadShape
+    from baton.cli.load_benchmark import MAX_IN_FLIGHT, LoadShape
 
     if rate is not None and concurrency is not None:
         raise typer.BadParameter("--rate and --concurrency: give one of them")

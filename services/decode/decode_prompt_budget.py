@@ -1,8 +1,8 @@
 """Prompt tokens that a decode worker leaves to the prefill side whose steps run on the same thread."""
 
 from baton.decode.decode_room import DecodeRoom
-from baton.rooms.local_prefill import PromptTiming
 from baton.rooms.roster import Roster
+from baton.rooms.steps.local_prefill import PromptTiming
 
 
 class DecodePromptBudget:

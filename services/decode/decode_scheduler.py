@@ -9,8 +9,8 @@ from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.metrics import DecodeMetrics
 from baton.engine_interface import DrawFailed, Row
 from baton.handover.receiving_side import ReceivingSide
-from baton.rooms.local_prefill import PromptTiming
 from baton.rooms.request import FinishReason, Token
+from baton.rooms.steps.local_prefill import PromptTiming
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import finish_to_wire, token_to_wire
 from baton.worker.assembly import RankPorts

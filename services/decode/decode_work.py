@@ -81,7 +81,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         memory = ports.memory
         receiving = ReceivingSide(
             DecodeRoom,
-            memory.places,
+            memory.room_limit,
             memory.holdings,
             ports.layout,
             deadlines,

@@ -10,8 +10,8 @@ from baton.decode.batch import ChoiceStep
 from baton.decode.decode_room import Choice
 from baton.decode.drafter import Drafter
 from baton.engine_interface import DraftPages
-from baton.rooms.draft_budget import Drafts, DraftSource, allocate_drafts
-from baton.rooms.step_cost import StepCost
+from baton.rooms.steps.draft_budget import Drafts, DraftSource, allocate_drafts
+from baton.rooms.steps.step_cost import StepCost
 
 READ_MAX: Final = 16_384
 """Most tokens of all sequences that are indexed beside a step, which takes some milliseconds."""

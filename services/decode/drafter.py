@@ -4,8 +4,8 @@ from collections import abc
 from typing import Final
 
 from baton.engine_interface import Proposal, Sequence
-from baton.rooms.draft_budget import DRAFTS_MAX, Acceptance, DraftSource
-from baton.rooms.ngram_lookup import NgramLookup
+from baton.rooms.steps.draft_budget import DRAFTS_MAX, Acceptance, DraftSource
+from baton.rooms.steps.ngram_lookup import NgramLookup
 
 AT_ONCE: Final = 2 * DRAFTS_MAX
 """Tokens of a sequence that are indexed before a step: those that the last step sampled, and no prompt."""

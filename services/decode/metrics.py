@@ -6,9 +6,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from baton.rooms.draft_budget import DraftSource
 from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
 from baton.rooms.queues import RoomQueue
+from baton.rooms.steps.draft_budget import DraftSource
 from baton.telemetry.histogram import LoopHistogram
 from baton.worker.metrics import Counts, WorkerMetrics
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from baton.decode.decode_room import DecodeRoom
 from baton.handover.receiving_side import ReceivingSide
-from baton.rooms.local_prefill import ConcurrentDecode, JoiningRoom, PromptTiming, choose_local_prefill
 from baton.rooms.phases import Phase
 from baton.rooms.receiver import UNDECIDED
+from baton.rooms.steps.local_prefill import ConcurrentDecode, JoiningRoom, PromptTiming, choose_local_prefill
 from baton.runtime.clock import Clock
 from baton.wire.baton.v1 import group_pb2
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, Self
 
-from baton.rooms.draft_budget import DRAFTS_MAX
-from baton.rooms.ngram_lookup import LEAST, LONGEST
+from baton.rooms.steps.draft_budget import DRAFTS_MAX
+from baton.rooms.steps.ngram_lookup import LEAST, LONGEST
 from baton.runtime.errors import SettingsError
 from baton.runtime.model_options import Quantize
 from baton.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, BadValue, SettingKind, number

@@ -35,7 +35,7 @@ class HandOverSide(ABC, Generic[R, Q]):
     def __init__(
         self,
         make: Callable[..., R],
-        places: int,
+        room_limit: int,
         holdings: Holdings,
         layout: KvLayout,
         deadlines: Deadlines,
@@ -43,9 +43,9 @@ class HandOverSide(ABC, Generic[R, Q]):
         """Make a side without rooms.
 
         `make`: constructor of a room's record, which may be a subclass with the driver's own fields.
-        `places`: most rooms at a time.
+        `room_limit`: most rooms at a time.
         """
-        self.roster: Roster[R] = Roster(places)
+        self.roster: Roster[R] = Roster(room_limit)
         self.holdings = holdings
         self.draining = False
         self._make = make

@@ -32,7 +32,7 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
     def __init__(
         self,
         make: Callable[..., R],
-        places: int,
+        room_limit: int,
         holdings: Holdings,
         layout: KvLayout,
         deadlines: Deadlines,
@@ -41,7 +41,7 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         checksum: KvChecksum,
         near_s: float,
     ) -> None:
-        super().__init__(make, places, holdings, layout, deadlines)
+        super().__init__(make, room_limit, holdings, layout, deadlines)
         self._vocabulary = vocabulary
         self._checksum = checksum
         self._near_s = near_s

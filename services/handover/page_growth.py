@@ -1,7 +1,7 @@
 """Growth of the rooms of a decode rank: pages that are taken while tokens are drawn, and the reserve for
 them.
 
-`baton.rooms.page_growth` decides which choice gets pages. This module collects what that needs, and changes
+`baton.rooms.retraction` decides which choice gets pages. This module collects what that needs, and changes
 the holdings.
 """
 
@@ -13,8 +13,8 @@ from baton.handover.receiving_room import ReceivingRoom
 from baton.ids import PageCounts
 from baton.pages.holdings import Holdings
 from baton.pages.layout import KvLayout
-from baton.rooms.page_growth import RunningRoom, Want, growth, spared, suffice
 from baton.rooms.phases import Phase
+from baton.rooms.retraction import RunningRoom, Want, growth, spared, suffice
 
 AHEAD: Final = 2
 """Factor by which more sequences may be granted than a step continues.

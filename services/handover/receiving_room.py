@@ -6,10 +6,10 @@ from baton.ids import PageCounts, PageTables, RoomId
 from baton.pages.record import MetadataRecord
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.errors import Cause
-from baton.rooms.page_growth import Age
 from baton.rooms.phases import Phase
 from baton.rooms.receiver import Receiver
 from baton.rooms.request import Request, Token
+from baton.rooms.retraction import Age
 from baton.rooms.running_choices import RunningChoices
 
 

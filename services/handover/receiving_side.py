@@ -57,7 +57,7 @@ class ReceivingSide(LandedData[R]):
     def __init__(
         self,
         make: Callable[..., R],
-        places: int,
+        room_limit: int,
         holdings: Holdings,
         layout: KvLayout,
         deadlines: Deadlines,
@@ -77,7 +77,7 @@ class ReceivingSide(LandedData[R]):
         """
         super().__init__(
             make,
-            places,
+            room_limit,
             holdings,
             layout,
             deadlines,

@@ -71,7 +71,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     def __init__(
         self,
         make: Callable[..., S],
-        places: int,
+        room_limit: int,
         holdings: Holdings,
         layout: KvLayout,
         deadlines: Deadlines,
@@ -80,7 +80,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     ) -> None:
         """Make a side without rooms. `elected`: whether this rank writes the records and seals of its
         worker."""
-        super().__init__(make, places, holdings, layout, deadlines)
+        super().__init__(make, room_limit, holdings, layout, deadlines)
         self.elected = elected
         self._connections: list[Exception | None] = []
         """Connections of this turn: None, or the error that each met on this rank."""

@@ -11,9 +11,9 @@ further call raises, and the worker ends.
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from baton.rooms.ballot import HEADER, PLACES_MAX
+from baton.rooms.ballot import HEADER, ROOMS_MAX
 
-BALLOT_WORDS_MAX: Final = HEADER + PLACES_MAX
+BALLOT_WORDS_MAX: Final = HEADER + ROOMS_MAX
 """Most numbers of a ballot."""
 
 COMMAND_BYTES_MAX: Final = 16 << 20

@@ -1,7 +1,7 @@
 """Grants that arrive before their rooms.
 
 A room is opened on both workers at once, so the receiver may be faster. Its grant creates no room here
-(`room-issued`). It waits beside the rooms, and is applied again when the room has opened.
+(`room-issued`). It waits here, and is applied when the room has opened.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class EarlyGrant:
 
     room: RoomId
     receiver: Incarnation
-    again: Callable[[], None]
+    apply: Callable[[], None]
     expired: Callable[[], None]
     timer: asyncio.TimerHandle | None = None
 
@@ -34,49 +34,49 @@ class EarlyGrants:
     def __init__(self, most: int) -> None:
         """Make it empty. `most`: most waiting grants of one receiver."""
         self._most = most
-        self._kept: dict[RoomId, dict[Incarnation, EarlyGrant]] = {}
+        self._grants: dict[RoomId, dict[Incarnation, EarlyGrant]] = {}
         self._counts: Counter[Incarnation] = Counter()
 
     def __len__(self) -> int:
         return self._counts.total()
 
-    def keep(
-        self, room: RoomId, receiver: Incarnation, again: Callable[[], None], expired: Callable[[], None]
+    def add(
+        self, room: RoomId, receiver: Incarnation, apply: Callable[[], None], expired: Callable[[], None]
     ) -> EarlyGrant | None:
-        """Add a grant. `again` is called when the room opens, `expired` if it does not in time.
+        """Add a grant. `apply` is called when the room opens, `expired` if it does not in time.
 
         It replaces an earlier grant of the same room and receiver, sent on another stream, without any
         call. Return None, without any call, if the receiver has too many.
         """
-        before = self._kept.get(room, {}).get(receiver)
+        before = self._grants.get(room, {}).get(receiver)
         if before is not None:
             self.drop(before)
         if self._counts[receiver] >= self._most:
             return None
-        kept = EarlyGrant(room, receiver, again, expired)
-        kept.timer = asyncio.get_running_loop().call_later(EARLY_GRANT_S, self._expire, kept)
-        self._kept.setdefault(room, {})[receiver] = kept
+        grant = EarlyGrant(room, receiver, apply, expired)
+        grant.timer = asyncio.get_running_loop().call_later(EARLY_GRANT_S, self._expire, grant)
+        self._grants.setdefault(room, {})[receiver] = grant
         self._counts[receiver] += 1
-        return kept
+        return grant
 
-    def come(self, room: RoomId) -> None:
+    def apply(self, room: RoomId) -> None:
         """Apply the waiting grants of a room that has opened."""
-        for kept in list(self._kept.get(room, {}).values()):
-            self.drop(kept)
-            kept.again()
+        for grant in list(self._grants.get(room, {}).values()):
+            self.drop(grant)
+            grant.apply()
 
-    def drop(self, kept: EarlyGrant) -> None:
+    def drop(self, grant: EarlyGrant) -> None:
         """Drop a grant. Idempotent. A later one in its place stays."""
-        grants = self._kept.get(kept.room, {})
-        if grants.get(kept.receiver) is not kept:
+        grants = self._grants.get(grant.room, {})
+        if grants.get(grant.receiver) is not grant:
             return
-        del grants[kept.receiver]
+        del grants[grant.receiver]
         if not grants:
-            del self._kept[kept.room]
-        self._counts -= Counter({kept.receiver: 1})
-        if kept.timer is not None:
-            kept.timer.cancel()
+            del self._grants[grant.room]
+        self._counts -= Counter({grant.receiver: 1})
+        if grant.timer is not None:
+            grant.timer.cancel()
 
-    def _expire(self, kept: EarlyGrant) -> None:
-        self.drop(kept)
-        kept.expired()
+    def _expire(self, grant: EarlyGrant) -> None:
+        self.drop(grant)
+        grant.expired()

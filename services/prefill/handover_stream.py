@@ -222,7 +222,7 @@ class HandOverStream:
         if self.receiver is None:
             return False
 
-        def again() -> None:
+        def apply() -> None:
             del self.early_grants[room]
             self._ask_grant(grant)
 
@@ -230,13 +230,13 @@ class HandOverStream:
             del self.early_grants[room]
             self._answer(inference_pb2.GrantReply(room=room, refused=refusal_to_wire(error)))
 
-        kept = self._work.early.keep(room, self.receiver, again, expired)
-        if kept is None:
+        waiting = self._work.early.add(room, self.receiver, apply, expired)
+        if waiting is None:
             return False
-        self.early_grants[room] = kept
+        self.early_grants[room] = waiting
         return True
 
     def _drop_early(self, room: RoomId) -> None:
-        kept = self.early_grants.pop(room, None)
-        if kept is not None:
-            self._work.early.drop(kept)
+        waiting = self.early_grants.pop(room, None)
+        if waiting is not None:
+            self._work.early.drop(waiting)

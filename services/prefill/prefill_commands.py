@@ -8,7 +8,7 @@ from baton.prefill.prefill_room import PrefillRoom
 from baton.prefill.routes import Routes
 from baton.rooms.errors import NotConnected
 from baton.rooms.evidence import Granted
-from baton.rooms.step_cost import StepCost
+from baton.rooms.steps.step_cost import StepCost
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import room_from_wire, tables_from_wire
 from baton.worker.assembly import RankPorts
@@ -34,7 +34,7 @@ class PrefillCommands(RankCommands[SendingSide[PrefillRoom]]):
         match what:
             case "run":
                 room: PrefillRoom = self._open(command.run, command.run.decode, "decode")
-                self._early.come(room.id)
+                self._early.apply(room.id)
             case "grant":
                 self._grant(command.grant)
             case "close":

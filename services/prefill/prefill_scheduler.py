@@ -7,9 +7,9 @@ from baton.handover.sending_side import SendingSide
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.prefill_room import PrefillRoom
 from baton.rooms.plurals import counted
-from baton.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
+from baton.rooms.steps.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
+from baton.rooms.steps.token_rate import TokenRate
 from baton.rooms.timeline import Moment
-from baton.rooms.token_rate import TokenRate
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import finish_to_wire, token_to_wire
 from baton.worker.assembly import RankPorts

@@ -80,7 +80,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         routes = Routes(ports.exposure.transfer, ports.layouts, ports.rank, ports.checksum)
         memory = ports.memory
         sending = SendingSide(
-            PrefillRoom, memory.places, memory.holdings, ports.layout, deadlines, elected=routes.elected
+            PrefillRoom, memory.room_limit, memory.holdings, ports.layout, deadlines, elected=routes.elected
         )
         computing = PrefillScheduler(sending, ports, metrics, chunk_tokens, scored_tokens, prompt_budget)
         super().__init__(sending, ports, metrics, computing)

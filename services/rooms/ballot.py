@@ -19,7 +19,7 @@ from baton.rooms.errors import Reason, RostersDiverged
 from baton.rooms.phases import Vote
 
 HEADER: Final = 7
-PLACES_MAX: Final = (1 << 16) - HEADER
+ROOMS_MAX: Final = (1 << 16) - HEADER
 """Most rooms of a roster whose ballot every rank group takes."""
 _REASONS: Final = tuple(Reason)
 _VOTES: Final = tuple(Vote)

@@ -76,9 +76,10 @@ NOTHING: Final = Capacity((), 0)
 class Roster(Generic[R]):
     """Rooms of one rank on one side."""
 
-    def __init__(self, places: int) -> None:
-        self.size = places
-        self._free = list(range(places))
+    def __init__(self, size: int) -> None:
+        """`size`: most rooms at a time."""
+        self.size = size
+        self._free = list(range(size))
         self._rooms: dict[RoomId, R] = {}
         self._waiting: list[R] = []
         """Rooms that wait for capacity, in the order of their urgency."""

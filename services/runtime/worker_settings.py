@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from baton.pages.kv_checksum import KvChecksum
-from baton.rooms.ballot import PLACES_MAX
+from baton.rooms.ballot import ROOMS_MAX
 from baton.rooms.worker_facts import CANARY_ROOMS
 from baton.runtime.errors import SettingsError
 from baton.runtime.model_options import Quantize
@@ -121,7 +121,7 @@ class WorkerSettings(ServiceSettings):
         CHECKSUM,
     )
     max_rooms: int = setting(
-        256, "Most rooms held at once, waiting ones included.", number(1, PLACES_MAX - CANARY_ROOMS)
+        256, "Most rooms held at once, waiting ones included.", number(1, ROOMS_MAX - CANARY_ROOMS)
     )
     threads: int = setting(0, "Compute threads (0: as many as the cores it may use).", number(0, 4096))
     cpus: tuple[int, ...] = setting((), "Cores to run on, such as 0,2-3 (not given: all).", CPUS)
@@ -179,7 +179,7 @@ class WorkerSettings(ServiceSettings):
             object.__setattr__(self, "name", f"{self.role}-{host}"[:NAME_CHARS_MAX])
 
     @property
-    def places(self) -> int:
+    def room_limit(self) -> int:
         """Rooms that the worker has memory for, canary rooms included. It registers this number."""
         return self.max_rooms + CANARY_ROOMS
 

@@ -11,8 +11,8 @@ from baton.rooms.roster import NOTHING, Capacity, Roster
 class IdleWork:
     """`baton.worker.turn_loop.Work` of a worker without rooms."""
 
-    def __init__(self, places: int) -> None:
-        self.roster = Roster[Receiver](places)
+    def __init__(self, room_limit: int) -> None:
+        self.roster = Roster[Receiver](room_limit)
 
     def take_commands(self) -> bytes:
         return b""

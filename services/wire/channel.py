@@ -126,8 +126,8 @@ class Server:
         ask = (TokenInterceptor(run_token),) if run_token else ()
         admit = () if identity is None else (AuthorizationInterceptor(),)
         self._count = _CountAccepted()
-        doors = (self._count, *ask, *admit, UndecodableInterceptor())
-        self.grpc = grpc.aio.server(interceptors=doors, options=_SERVER)
+        interceptors = (self._count, *ask, *admit, UndecodableInterceptor())
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=_SERVER)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self._names: list[str] = []

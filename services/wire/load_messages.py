@@ -4,7 +4,7 @@ from typing import Final
 
 from baton.ids import RoomId
 from baton.pages.layout import GROUPS_MAX
-from baton.rooms.step_cost import SCORE_PRICE_MAX
+from baton.rooms.steps.step_cost import SCORE_PRICE_MAX
 from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import rooms_pb2
 

@@ -43,22 +43,22 @@ class RankMemory:
         caches: Sequence[Movable],
         pages: Sequence[int],
         layout: KvLayout,
-        places: int,
+        room_limit: int,
         *,
         keeps_prefixes: bool = False,
     ) -> "RankMemory":
         """Make the slots and the empty holdings of a rank.
 
-        `pages`: number of pages in each of `caches`. `places`: most rooms at a time, which have a slot each.
+        `pages`: number of pages in each of `caches`. `room_limit`: most rooms at a time, each with a slot.
         `keeps_prefixes`: keep the pages of finished rooms, for rooms that begin with the same tokens.
         """
-        slots = HostMemory(places * SLOT_BYTES)
+        slots = HostMemory(room_limit * SLOT_BYTES)
         pools = [PagePool(count) for count in pages]
         prefixes = PrefixTree(layout.page_tokens) if keeps_prefixes else None
         return cls(caches, slots, Holdings(pools, SlotPool(slots.view), prefixes))
 
     @property
-    def places(self) -> int:
+    def room_limit(self) -> int:
         """Most rooms at a time."""
         return len(self.holdings.slots)
 

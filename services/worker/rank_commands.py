@@ -7,7 +7,7 @@ from baton.handover.receiving_side import ReceivingSide
 from baton.handover.sending_side import SendingSide
 from baton.ids import NO_PEER, Incarnation, RoomId
 from baton.rooms.errors import PeerFault
-from baton.rooms.step_cost import Costs, StepCost
+from baton.rooms.steps.step_cost import Costs, StepCost
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.conversions import (
     cause_from_wire,

@@ -7,7 +7,7 @@ from baton.engine_interface import GrammarUnsatisfied, Row, RowResult
 from baton.handover.handover_side import HandOverSide
 from baton.rooms.errors import Reason
 from baton.rooms.room import Room
-from baton.rooms.step_cost import StepCost
+from baton.rooms.steps.step_cost import StepCost
 from baton.worker.assembly import RankPorts
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.step_thread import STEP_MS, StepFailed

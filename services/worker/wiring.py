@@ -207,7 +207,7 @@ class Start(Generic[Settings]):
             engine.caches,
             [cache.pages for cache in engine.caches],
             engine.layout,
-            settings.places,
+            settings.room_limit,
             keeps_prefixes=settings.prefix_cache,
         )
         with explain_refused_memory(engine.caches[0].device):

@@ -73,7 +73,7 @@ def model() -> ServedModel:
     reference = byte_level()
     assert reference.eos_token_id == END_ID
     tokenizer = BatonTokenizer(reference)
-    return ServedModel(MODEL, tokenizer, (END_ID,), len(reference), forms=model_formats(tokenizer, "llama"))
+    return ServedModel(MODEL, tokenizer, (END_ID,), len(reference), formats=model_formats(tokenizer, "llama"))
 
 
 def ids(text: str) -> list[int]:

@@ -286,7 +286,7 @@ class ScriptedDefaults(NamedTuple):
     name: str = "mine"
     eos_token_ids: tuple[int, ...] = (2,)
     vocabulary: int = 100
-    drawing: RecommendedSampling = RecommendedSampling()
+    recommended_sampling: RecommendedSampling = RecommendedSampling()
 
 
 CANARY = canary_request(ScriptedDefaults(), 500)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import uvicorn
 
+from baton.cli.load_benchmark import ApiEndpoint, LoadShape, NotMeasurable, Workload, measure
 from baton.cli.load_client import (
     Answer,
     LoadResult,
@@ -20,7 +21,6 @@ from baton.cli.load_client import (
     parse_answer,
     run_load,
 )
-from baton.cli.load_test import ApiEndpoint, LoadShape, NotMeasurable, Workload, measure
 from tests.cli.paced_server import PacedServer, ServerPace
 from tests.cli.typed import baton
 

@@ -9,7 +9,7 @@ from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.settings import AHEAD, DecodeSettings, Speculation
 from baton.engine_interface import Proposal, Row, RowResult
 from baton.ids import RoomId
-from baton.rooms.ngram_lookup import LONGEST
+from baton.rooms.steps.ngram_lookup import LONGEST
 from baton.runtime.errors import SettingsError
 from baton.runtime.setting_kinds import BadValue
 from baton.wire.baton.v1 import group_pb2

@@ -8,9 +8,9 @@ import pytest
 from baton.decode.drafter import Drafter
 from baton.engine_interface import Sequence as Tokens
 from baton.ids import RoomId
-from baton.rooms.draft_budget import Drafts, DraftSource, allocate_drafts
-from baton.rooms.page_growth import spared
 from baton.rooms.request import Grammar, GrammarKind
+from baton.rooms.retraction import spared
+from baton.rooms.steps.draft_budget import Drafts, DraftSource, allocate_drafts
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import grouped

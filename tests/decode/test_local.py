@@ -9,15 +9,15 @@ import pytest
 from baton.ids import RoomId
 from baton.pages.pool import PageState
 from baton.rooms.errors import Refusal
-from baton.rooms.local_prefill import (
+from baton.rooms.phases import Phase
+from baton.rooms.request import Request
+from baton.rooms.steps.local_prefill import (
     KNOWN_STEPS,
     ConcurrentDecode,
     JoiningRoom,
     PromptTiming,
     choose_local_prefill,
 )
-from baton.rooms.phases import Phase
-from baton.rooms.request import Request
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.conversions import request_to_wire
 from tests.decode.bench import DecodeBench, decoding

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from baton.ids import Incarnation, RoomId
 from baton.prefill.prefill_room import PrefillRoom
 from baton.rooms.request import Request
-from baton.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
+from baton.rooms.steps.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
 from baton.worker.prompt_chunks import next_chunks
 from tests.prefill import toy
 from tests.prefill.bench import deadlines

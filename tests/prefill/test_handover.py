@@ -447,7 +447,7 @@ async def test_a_grant_whose_room_does_not_come_is_kept_for_a_while_and_within_a
     monkeypatch.setattr(early_grants, "EARLY_GRANT_S", 0.05 if end == "time" else 60.0)
     if end == "too many":
         served.bench.work.early._most = 1
-        assert served.bench.work.early.keep(RoomId(9), DECODE, lambda: None, lambda: None)
+        assert served.bench.work.early.add(RoomId(9), DECODE, lambda: None, lambda: None)
     served.name()
     voice = await served.voice()
     await voice.say(grants=(grant(1),), closes=(close(1),) if end == "close with it" else ())

@@ -22,7 +22,7 @@ from baton.rooms.evidence import Failed
 from baton.rooms.phases import Effect, Phase, SenderEffect
 from baton.rooms.request import Request
 from baton.rooms.room import Room
-from baton.rooms.step_cost import PROMPTS, SENT_STEPS
+from baton.rooms.steps.step_cost import PROMPTS, SENT_STEPS
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.wire.baton.v1 import group_pb2, rooms_pb2

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.rooms.draft_budget import (
+from baton.rooms.steps.draft_budget import (
     DRAFTS_MAX,
     PAUSE_MAX,
     PAUSE_MIN,
@@ -14,7 +14,7 @@ from baton.rooms.draft_budget import (
     Drafts,
     allocate_drafts,
 )
-from baton.rooms.step_cost import BEFORE, PROMPTS, PROMPTS_ALIKE, SENT_STEPS, StepCost
+from baton.rooms.steps.step_cost import BEFORE, PROMPTS, PROMPTS_ALIKE, SENT_STEPS, StepCost
 
 COST = 150
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.rooms.ngram_lookup import LEAST, NgramLookup
+from baton.rooms.steps.ngram_lookup import LEAST, NgramLookup
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 """Of so few kinds that most ends came before."""

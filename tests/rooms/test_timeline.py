@@ -35,21 +35,21 @@ def docstrings() -> Mapping[Moment, str]:
 
 
 OF: Final[Mapping[str, Set[str]]] = {
-    "bootstrap": {"Bootstrap"},
+    "bootstrap": {"Router"},
     "prefill": {"Prefill"},
     "decode": {"Decode"},
     "handover/sending_side.py": {"Prefill"},
     "handover/receiving_side.py": {"Decode"},
     "handover/landed_data.py": {"Decode"},
     "worker": {"Prefill", "Decode"},
-    "wire": {"Nobody"},
+    "wire": {"No writer"},
 }
 """Whose lines a source's are."""
 NAMED: Final[Mapping[str, Set[str]]] = {
     "Both workers": {"Prefill", "Decode"},
     "Every rank": {"Prefill", "Decode"},
-    "Both workers and the bootstrap": {"Prefill", "Decode", "Bootstrap"},
-    "Decode and the bootstrap": {"Decode", "Bootstrap"},
+    "Both workers and the router": {"Prefill", "Decode", "Router"},
+    "Decode and the router": {"Decode", "Router"},
     "Prefill, every rank": {"Prefill"},
     "Decode, every rank": {"Decode"},
 }

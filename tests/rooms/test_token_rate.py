@@ -1,6 +1,6 @@
 """Is the rate of a worker's last steps told, and none where nothing is known of it?"""
 
-from baton.rooms.token_rate import KNOWN_MS, WINDOW_US, TokenRate
+from baton.rooms.steps.token_rate import KNOWN_MS, WINDOW_US, TokenRate
 
 
 def test_it_is_that_of_the_last_steps() -> None:

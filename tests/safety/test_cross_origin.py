@@ -28,10 +28,13 @@ READABLE: Final = "access-control-allow-origin"
 
 def application(*origins: str) -> ASGIApp:
     """Behind a key, with a rate of two requests and bodies of 1,000 bytes."""
-    door = AccessControl(ApiKeys([KEY], None), RateLimit(2, lambda: 100.0))
+    access_control = AccessControl(ApiKeys([KEY], None), RateLimit(2, lambda: 100.0))
     settings = ApiSettings(body_bytes_max=1000)
     return open_to(
-        create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), settings, door=door), origins
+        create_app(
+            ScriptedBackend(), tiny.model(), CollectorRegistry(), settings, access_control=access_control
+        ),
+        origins,
     )
 
 

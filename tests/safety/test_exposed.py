@@ -49,8 +49,8 @@ def test_everything_else_may_be_reached_from_elsewhere(host: str) -> None:
 def test_the_bootstrap_warns_of_what_others_can_reach(
     flags: dict[str, str], environ: dict[str, str], told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    doors = open_listeners(load(BootstrapSettings, {"http_port": "0", **flags}, environ))
-    doors.close()
+    listeners = open_listeners(load(BootstrapSettings, {"http_port": "0", **flags}, environ))
+    listeners.close()
     warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len(warned) == len(told)
     assert all(words in text for words, text in zip(told, warned, strict=True))
@@ -96,10 +96,12 @@ async def test_a_web_page_of_another_name_reads_nothing_where_nobody_is_asked_fo
     flags: dict[str, str], environ: dict[str, str], api: int, pages: int
 ) -> None:
     """A page whose name was made to point here; and a probe by address, which passes everywhere."""
-    doors = open_listeners(load(BootstrapSettings, {"http_port": "0", "admin_port": "0", **flags}, environ))
+    listeners = open_listeners(
+        load(BootstrapSettings, {"http_port": "0", "admin_port": "0", **flags}, environ)
+    )
     registry = CollectorRegistry()
-    app = create_app(ScriptedBackend(), tiny.model(), registry, door=doors.api)
-    serving = await doors.serve(app, lambda: create_pages(app, []), 1, ClosedConnections(registry))
+    app = create_app(ScriptedBackend(), tiny.model(), registry, access_control=listeners.api)
+    serving = await listeners.serve(app, lambda: create_pages(app, []), 1, ClosedConnections(registry))
     try:
         async with httpx.AsyncClient(trust_env=False) as http:
             for port, status in ((serving.port, api), (serving.admin_port, pages)):
@@ -159,7 +161,9 @@ def test_the_start_logs_who_shares_prefixes_and_who_reads_the_pages_for_operator
 async def test_the_port_of_the_pages_asks_for_an_admin_key_if_there_is_one(
     environ: dict[str, str], status: int
 ) -> None:
-    doors = open_listeners(load(BootstrapSettings, {"http_port": "0", "admin_port": "0"}, TWO_KEYS | environ))
+    listeners = open_listeners(
+        load(BootstrapSettings, {"http_port": "0", "admin_port": "0"}, TWO_KEYS | environ)
+    )
     registry = CollectorRegistry()
     router = APIRouter()
 
@@ -167,9 +171,9 @@ async def test_the_port_of_the_pages_asks_for_an_admin_key_if_there_is_one(
     async def requests() -> str:
         return "all"
 
-    app = create_app(ScriptedBackend(), tiny.model(), registry, door=doors.api)
-    pages = create_pages(app, [router], doors.admin)
-    serving = await doors.serve(app, lambda: pages, 1, ClosedConnections(registry))
+    app = create_app(ScriptedBackend(), tiny.model(), registry, access_control=listeners.api)
+    pages = create_pages(app, [router], listeners.admin)
+    serving = await listeners.serve(app, lambda: pages, 1, ClosedConnections(registry))
     try:
         url = f"http://127.0.0.1:{serving.admin_port}/requests"
         async with httpx.AsyncClient(trust_env=False) as http:

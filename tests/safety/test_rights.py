@@ -69,7 +69,7 @@ def keys(*given: str) -> ApiKeys:
     return ApiKeys(given, None)
 
 
-def doors() -> dict[str, AccessControl]:
+def access_controls() -> dict[str, AccessControl]:
     return {
         "no keys": AccessControl(),
         "one key": AccessControl(keys(KEY)),
@@ -123,9 +123,11 @@ async def at() -> AsyncIterator[House]:
         yield made
 
 
-def application(at: House, door: AccessControl) -> ApiMiddleware:
+def application(at: House, access_control: AccessControl) -> ApiMiddleware:
     routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics)]
-    return create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=routers, door=door)
+    return create_app(
+        ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=routers, access_control=access_control
+    )
 
 
 def routes_of(app: Any) -> Iterator[tuple[str, str]]:
@@ -158,19 +160,21 @@ async def test_every_route_has_a_line(at: House) -> None:
     assert {*routes_of(application(at, AccessControl())._app)} == ROUTES.keys()
 
 
-@pytest.mark.parametrize("door", RIGHTS)
-async def test_each_caller_is_let_in_to_its_own_routes_alone(at: House, door: str) -> None:
-    app = application(at, doors()[door])
+@pytest.mark.parametrize("access_control", RIGHTS)
+async def test_each_caller_is_let_in_to_its_own_routes_alone(at: House, access_control: str) -> None:
+    app = application(at, access_controls()[access_control])
     for (method, path), kind in ROUTES.items():
-        expected = ALL if kind == PROBE else RIGHTS[door][kind]
+        expected = ALL if kind == PROBE else RIGHTS[access_control][kind]
         found = [await answer(app, method, example(path), key) for key in CALLERS.values()]
-        assert found == list(expected), (door, method, path)
+        assert found == list(expected), (access_control, method, path)
 
 
-@pytest.mark.parametrize("door", APART)
-async def test_a_port_of_their_own_is_for_its_network_or_for_admin_keys(at: House, door: str) -> None:
+@pytest.mark.parametrize("access_control", APART)
+async def test_a_port_of_their_own_is_for_its_network_or_for_admin_keys(
+    at: House, access_control: str
+) -> None:
     routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics)]
-    admin_keys = keys(ADMIN) if door == "an admin key" else None
+    admin_keys = keys(ADMIN) if access_control == "an admin key" else None
     app = create_pages(
         application(at, AccessControl(keys(KEY, OTHER))),
         routers,
@@ -178,14 +182,14 @@ async def test_a_port_of_their_own_is_for_its_network_or_for_admin_keys(at: Hous
     )
     for method, path in routes_of(app._app):
         kind = ROUTES[method, path]
-        expected = ALL if kind == PROBE else APART[door][kind]
+        expected = ALL if kind == PROBE else APART[access_control][kind]
         found = [await answer(app, method, example(path), key) for key in CALLERS.values()]
-        assert found == list(expected), (door, method, path)
+        assert found == list(expected), (access_control, method, path)
 
 
 async def test_what_is_asked_for_is_judged_after_who_asks(at: House) -> None:
     """A refusal says nothing of what is there, not even of what is wrong with a question."""
-    app = application(at, doors()["several keys"])
+    app = application(at, access_controls()["several keys"])
     for path in ("/requests?limit=x", "/requests/nothing", "/rooms/1", "/rooms?limit=-1", "/ready/x"):
         found = await answer(app, "GET", path, KEY)
         assert found == (IN if path == "/ready/x" else NOT_YOURS), path
@@ -193,7 +197,7 @@ async def test_what_is_asked_for_is_judged_after_who_asks(at: House) -> None:
 
 
 async def test_a_refusal_names_what_opens_it_and_a_browser_asks_for_another_key(at: House) -> None:
-    app = application(at, doors()["several keys and an admin's"])
+    app = application(at, access_controls()["several keys and an admin's"])
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         refused = await http.get("/requests", headers={"x-api-key": KEY})
@@ -206,13 +210,15 @@ async def test_a_refusal_names_what_opens_it_and_a_browser_asks_for_another_key(
         assert (await http.get("/live", auth=("anyone", ADMIN))).status_code == 200
 
 
-@pytest.mark.parametrize("door", ["one key", "several keys", "several keys and an admin's"])
-async def test_ready_names_workers_to_operators_alone(at: House, door: str) -> None:
-    transport = httpx.ASGITransport(application(at, doors()[door]))
+@pytest.mark.parametrize("access_control", ["one key", "several keys", "several keys and an admin's"])
+async def test_ready_names_workers_to_operators_alone(at: House, access_control: str) -> None:
+    transport = httpx.ASGITransport(application(at, access_controls()[access_control]))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         told = {}
         for name, key in CALLERS.items():
             headers = {} if key is None else {"x-api-key": key}
             told[name] = "workers" in (await http.get("/ready", headers=headers)).json()
-    operators = {"one key": "a key", "several keys": "", "several keys and an admin's": "admin"}[door]
+    operators = {"one key": "a key", "several keys": "", "several keys and an admin's": "admin"}[
+        access_control
+    ]
     assert {name for name, whole in told.items() if whole} == {operators} - {""}

@@ -215,8 +215,8 @@ async def serving(files: TlsFiles | None = None, *, keys: bool = False, **how: A
     async def much() -> Response:
         return Response(MUCH)
 
-    door = AccessControl(ApiKeys([KEY], None)) if keys else None
-    app = create_app(backend, tiny.model(), registry, routers=[router], door=door)
+    access_control = AccessControl(ApiKeys([KEY], None)) if keys else None
+    app = create_app(backend, tiny.model(), registry, routers=[router], access_control=access_control)
     sock = bind_port("127.0.0.1", 0, "test")
     server = await serve_http(
         app, sock, 1, files, answers_refusals=True, connections=ClosedConnections(registry), **how

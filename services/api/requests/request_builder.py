@@ -44,7 +44,7 @@ class Defaults(Protocol):
     @property
     def vocabulary(self) -> int: ...
     @property
-    def drawing(self) -> RecommendedSampling: ...
+    def recommended_sampling(self) -> RecommendedSampling: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +188,17 @@ def truncated(tokens: list[int], body: GenerationRequest, meaning: Meaning, limi
 
 
 def _sampling(body: GenerationRequest, meaning: Meaning, model: Defaults, bounds: Bounds) -> Sampling:
-    vocabulary, drawing = model.vocabulary, sampling_fields_of(body, model.drawing)
+    vocabulary, sampling_fields = model.vocabulary, sampling_fields_of(body, model.recommended_sampling)
     bias = {int(key): value for key, value in body.logit_bias.items()}
     for id_ in bias:
         if id_ >= vocabulary:
             raise not_a_token("logit_bias", id_, vocabulary)
     return Sampling(
-        temperature=0.0 if drawing.temperature < GREEDY_BELOW else drawing.temperature,
-        top_p=drawing.top_p,
-        top_k=drawing.top_k if 0 < drawing.top_k < vocabulary else 0,
-        min_p=drawing.min_p,
-        repetition_penalty=drawing.repetition_penalty,
+        temperature=0.0 if sampling_fields.temperature < GREEDY_BELOW else sampling_fields.temperature,
+        top_p=sampling_fields.top_p,
+        top_k=sampling_fields.top_k if 0 < sampling_fields.top_k < vocabulary else 0,
+        min_p=sampling_fields.min_p,
+        repetition_penalty=sampling_fields.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         seed=_any_seed() if body.seed is None else body.seed % SEEDS,

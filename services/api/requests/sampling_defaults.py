@@ -38,6 +38,6 @@ def sampling_fields_of(body: RecommendedSampling, defaults: RecommendedSampling)
     return defaults.model_copy(update=given) if given else defaults
 
 
-def differing(drawing: RecommendedSampling) -> dict[str, Any]:
+def differing(recommended: RecommendedSampling) -> dict[str, Any]:
     """Return the parameters that differ from those of a model without recommendations."""
-    return drawing.model_dump(exclude_defaults=True)
+    return recommended.model_dump(exclude_defaults=True)

@@ -15,9 +15,15 @@ from baton.api.responses.response_request import (
 
 
 def head_of(
-    body: ResponsesRequest, id_: str, model: str, drawing: RecommendedSampling, created_s: int, *, kept: bool
+    body: ResponsesRequest,
+    id_: str,
+    model: str,
+    recommended: RecommendedSampling,
+    created_s: int,
+    *,
+    kept: bool,
 ) -> dict[str, Any]:
-    """Return the fields of a `response` object that are known before its answer. `drawing`: sampling
+    """Return the fields of a `response` object that are known before its answer. `recommended`: sampling
     parameters in use. `kept`: whether the response will be stored."""
     reasoning = body.reasoning
     return {
@@ -40,12 +46,12 @@ def head_of(
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": kept,
-        "temperature": drawing.temperature,
+        "temperature": recommended.temperature,
         "text": {"format": _format(body.text.format), "verbosity": body.text.verbosity or "medium"},
         "tool_choice": _choice(body.tool_choice),
         "tools": _tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": drawing.top_p,
+        "top_p": recommended.top_p,
         "truncation": body.truncation,
         "usage": None,
         "user": body.user,

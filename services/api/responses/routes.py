@@ -105,7 +105,7 @@ def response_routes(
             body,
             names.answer,
             body.model or model.name,
-            sampling_fields_of(body, model.drawing),
+            sampling_fields_of(body, model.recommended_sampling),
             clock.wall_ms() // 1000,
             kept=keeps,
         )

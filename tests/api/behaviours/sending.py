@@ -173,7 +173,7 @@ def served(template: str) -> ServedModel:
     reference.chat_template = TEMPLATES[template]
     tokenizer = Tokenizer(reference)
     return ServedModel(
-        tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=model_formats(tokenizer, "llama")
+        tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), formats=model_formats(tokenizer, "llama")
     )
 
 

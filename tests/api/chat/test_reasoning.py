@@ -37,7 +37,7 @@ def served(template: str, thoughts: str = AUTO) -> ServedModel:
     reference.chat_template = template
     tokenizer = Tokenizer(reference)
     forms = model_formats(tokenizer, "", reasoning=thoughts)
-    return ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
+    return ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), formats=forms)
 
 
 @pytest.fixture
@@ -261,9 +261,9 @@ async def test_documents_are_refused_where_they_would_not_be_shown(backend: Scri
 
 
 def test_no_reasoning_parser_leaves_thoughts_in_the_answer() -> None:
-    assert served(THINKING).forms.names["thoughts"] == "think"
-    assert served(THINKING, "none").forms.names["thoughts"] == "none"
-    assert served(tiny.CHAT_TEMPLATE, "qwen3").forms.names["thoughts"] == "think"
+    assert served(THINKING).formats.names["thoughts"] == "think"
+    assert served(THINKING, "none").formats.names["thoughts"] == "none"
+    assert served(tiny.CHAT_TEMPLATE, "qwen3").formats.names["thoughts"] == "think"
 
 
 async def test_a_chat_may_bring_its_template_where_that_is_trusted(backend: ScriptedBackend) -> None:

@@ -320,7 +320,7 @@ async def test_marks_that_are_special_tokens_are_heard_and_not_shown(backend: Sc
     start = tokenizer.encode("<|start|>", add_special_tokens=False)[0]
     tokenizer._special = {start: "[TOOL_CALLS]"}
     forms = model_formats(tokenizer, "", "mistral")
-    served = ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
+    served = ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), formats=forms)
     backend.script = lambda _: saying('Yes é.<|start|>weather[ARGS]{"city": "Paris"}')
     app = create_app(backend, served, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
@@ -334,7 +334,7 @@ async def test_marks_that_are_special_tokens_are_heard_and_not_shown(backend: Sc
 async def test_tools_that_may_not_be_told_are_refused(backend: ScriptedBackend) -> None:
     plain = tiny.model()
     forms = model_formats(plain.tokenizer, "", describes_tools=False)
-    served = ServedModel(tiny.MODEL, plain.tokenizer, (tiny.END_ID,), plain.vocabulary, forms=forms)
+    served = ServedModel(tiny.MODEL, plain.tokenizer, (tiny.END_ID,), plain.vocabulary, formats=forms)
     app = create_app(backend, served, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         check(await http.post(CHAT, json=chat(tools=[NOW])), 400, "tools", "unsupported_value")

@@ -125,7 +125,10 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def serving() -> AsyncIterator[int]:
     app = create_app(
-        ScriptedBackend(), tiny.model(), CollectorRegistry(), door=AccessControl(ApiKeys([KEY, OTHER], None))
+        ScriptedBackend(),
+        tiny.model(),
+        CollectorRegistry(),
+        access_control=AccessControl(ApiKeys([KEY, OTHER], None)),
     )
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), 1, answers_refusals=True)
     try:

@@ -42,8 +42,8 @@ class Asking:
 @asynccontextmanager
 async def asking(settings: ApiSettings, *, keys: bool = True) -> AsyncIterator[Asking]:
     backend = ScriptedBackend()
-    door = AccessControl(ApiKeys(KEYS, None)) if keys else AccessControl()
-    app = create_app(backend, tiny.model(), CollectorRegistry(), settings, door=door)
+    access_control = AccessControl(ApiKeys(KEYS, None)) if keys else AccessControl()
+    app = create_app(backend, tiny.model(), CollectorRegistry(), settings, access_control=access_control)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         yield Asking(http, backend)
 

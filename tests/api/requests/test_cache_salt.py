@@ -30,7 +30,7 @@ def shared() -> AccessControl:
 
 
 async def salts(
-    asked: Sequence[tuple[str, str, dict[str, Any]]], door: AccessControl | None = None
+    asked: Sequence[tuple[str, str, dict[str, Any]]], access_control: AccessControl | None = None
 ) -> list[int]:
     """Return the salts of requests, each by its key, its path and its other fields."""
     backend = ScriptedBackend()
@@ -39,7 +39,7 @@ async def salts(
         tiny.model(),
         CollectorRegistry(),
         ApiSettings(),
-        door=door or AccessControl(ApiKeys(KEYS, None)),
+        access_control=access_control or AccessControl(ApiKeys(KEYS, None)),
     )
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(
@@ -92,9 +92,9 @@ async def test_a_single_key_has_the_salts_of_callers_without_a_key() -> None:
 
 async def test_an_admin_key_shares_no_prefix_with_an_api_key_or_a_caller_without() -> None:
     for keys in (None, ApiKeys(KEYS[:1], None)):
-        door = AccessControl(keys, admin_keys=ApiKeys([ADMIN], None))
+        access_control = AccessControl(keys, admin_keys=ApiKeys([ADMIN], None))
         found = await salts(
-            [(KEYS[0], CHAT, {}), (ADMIN, CHAT, {}), (ADMIN, CHAT, {"cache_salt": "a"})], door
+            [(KEYS[0], CHAT, {}), (ADMIN, CHAT, {}), (ADMIN, CHAT, {"cache_salt": "a"})], access_control
         )
         assert found[0] == 0
         assert len({*found, salt_of("a")}) == 4
@@ -105,21 +105,21 @@ async def test_a_key_that_replaced_another_finds_nothing_of_it(tmp_path: Path) -
     file = tmp_path / "keys"
     file.write_text(KEYS[0])
     now_s = 0.0
-    door = AccessControl(ApiKeys([], file, lambda paths: FileChanges(paths, lambda: now_s)))
-    assert await salts([(KEYS[0], CHAT, {})], door) == [0]
+    access_control = AccessControl(ApiKeys([], file, lambda paths: FileChanges(paths, lambda: now_s)))
+    assert await salts([(KEYS[0], CHAT, {})], access_control) == [0]
     (tmp_path / "new").write_text(KEYS[1])
     (tmp_path / "new").replace(file)
     now_s = 10.0
-    assert 0 not in await salts([(KEYS[1], CHAT, {})], door)
+    assert 0 not in await salts([(KEYS[1], CHAT, {})], access_control)
 
 
 async def test_no_header_or_field_reaches_the_salt_of_another_key() -> None:
     """Every way to name a tenant stays within the key."""
     one, two = KEYS
-    door = AccessControl(ApiKeys(KEYS, None))
-    [mine] = await salts([(one, CHAT, {})], door)
+    access_control = AccessControl(ApiKeys(KEYS, None))
+    [mine] = await salts([(one, CHAT, {})], access_control)
     words = [one, mine.to_bytes(SALT_BYTES, "big").hex(), str(mine), f"{mine:x}", "0", "cache_salt"]
-    found = await salts([(two, CHAT, {"cache_salt": each, "user": one}) for each in words], door)
+    found = await salts([(two, CHAT, {"cache_salt": each, "user": one}) for each in words], access_control)
     assert mine not in found
     assert len({*found}) == len({*words})
 

@@ -27,7 +27,7 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 def drawn(recommendation: RecommendedSampling, chat: bool = False, **fields: Any) -> dict[str, float]:
     """What a worker is asked, of a request with these fields."""
-    model = replace(tiny.model(), drawing=recommendation)
+    model = replace(tiny.model(), recommended_sampling=recommendation)
     limits = Limits(512, 0, 0)
     if chat:
         body = ChatRequest(model=model.name, messages=[{"role": "user", "content": "x"}], **fields)  # type: ignore[list-item]
@@ -99,7 +99,7 @@ def test_a_recommendation_that_no_request_could_have_is_said_with_what_helps(
 
 
 async def test_clients_are_told_what_is_recommended() -> None:
-    model = replace(tiny.model(), drawing=RecommendedSampling(**QWEN3))  # type: ignore[arg-type]
+    model = replace(tiny.model(), recommended_sampling=RecommendedSampling(**QWEN3))  # type: ignore[arg-type]
     for each, told in ((model, QWEN3), (tiny.model(), {})):
         app = create_app(ScriptedBackend(), each, CollectorRegistry())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:

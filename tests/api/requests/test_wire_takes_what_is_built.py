@@ -45,7 +45,7 @@ class Defaults(NamedTuple):
     name: str
     eos_token_ids: tuple[int, ...]
     vocabulary: int = VOCABULARY
-    drawing: RecommendedSampling = RecommendedSampling()
+    recommended_sampling: RecommendedSampling = RecommendedSampling()
 
 
 def at_borders(*values: Any) -> st.SearchStrategy[Any]:

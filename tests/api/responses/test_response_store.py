@@ -35,9 +35,9 @@ def backend() -> ScriptedBackend:
 def client(backend: ScriptedBackend) -> Client:
     """Return a client of an application with these settings."""
 
-    def made(door: AccessControl | None = None, **settings: Any) -> httpx.AsyncClient:
+    def made(access_control: AccessControl | None = None, **settings: Any) -> httpx.AsyncClient:
         registry, bounds = CollectorRegistry(), ApiSettings(**settings)
-        app = create_app(backend, tiny.model(), registry, bounds, door=door)
+        app = create_app(backend, tiny.model(), registry, bounds, access_control=access_control)
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
     return made

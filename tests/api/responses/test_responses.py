@@ -63,7 +63,7 @@ def app(backend: ScriptedBackend) -> ApiMiddleware:
     reference.chat_template = TEMPLATE
     tokenizer = Tokenizer(reference)
     model = ServedModel(
-        tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=model_formats(tokenizer, "")
+        tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), formats=model_formats(tokenizer, "")
     )
     return create_app(backend, model, CollectorRegistry(), clock=ManualClock(wall_ms=CREATED_S * 1000))
 

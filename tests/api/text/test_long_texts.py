@@ -233,8 +233,8 @@ async def keyed(
     monkeypatch.setattr(request_bodies, "POOL_BYTES", 8000)
     monkeypatch.setattr(request_bodies, "CALLER_BODIES_MIN", 0)
     settings = ApiSettings(body_bytes_max=request_bodies.BEGINNING_BYTES + 1000)
-    door = AccessControl(ApiKeys([KEY, OTHER], None))
-    app = create_app(backend, tiny.model(), CollectorRegistry(), settings, door=door)
+    access_control = AccessControl(ApiKeys([KEY, OTHER], None))
+    app = create_app(backend, tiny.model(), CollectorRegistry(), settings, access_control=access_control)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         yield client
 

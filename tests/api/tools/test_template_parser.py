@@ -108,7 +108,7 @@ async def test_it_comes_with_the_tokenizer_or_in_a_file(backend: ScriptedBackend
         tokenizer = Tokenizer(reference)
         forms = model_formats(tokenizer, "", setting)
         assert forms.names["calls"] == "response_template"
-        served = ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
+        served = ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), formats=forms)
         app = create_app(backend, served, CollectorRegistry())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
             (choice,) = (await http.post(CHAT, json=chat(tools=TOOLS))).json()["choices"]

@@ -56,7 +56,7 @@ def served(
     reference.chat_template = template
     tokenizer = Tokenizer(reference)
     forms = model_formats(tokenizer, "", calls)
-    return ServedModel(tiny.MODEL, tokenizer, (end,), len(reference), forms=forms)
+    return ServedModel(tiny.MODEL, tokenizer, (end,), len(reference), formats=forms)
 
 
 class RandomModel:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from baton.rooms.step_cost import OUTLIER
+from baton.rooms.steps.step_cost import OUTLIER
 
 WINDOW_US: Final = 2_000_000
 """Window of computing time. Older measurements weigh less."""

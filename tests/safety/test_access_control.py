@@ -48,8 +48,14 @@ class DoorClock:
 
 
 def application(keys: ApiKeys | None, rate: RateLimit | None = None) -> Any:
-    door = AccessControl(keys, rate)
-    return create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=[router()], door=door)
+    access_control = AccessControl(keys, rate)
+    return create_app(
+        ScriptedBackend(),
+        tiny.model(),
+        CollectorRegistry(),
+        routers=[router()],
+        access_control=access_control,
+    )
 
 
 @asynccontextmanager
@@ -116,8 +122,8 @@ async def test_a_browser_reads_by_its_own_dialogue_and_cannot_be_made_to_compute
 
 async def test_pages_that_are_served_apart_need_no_key_and_are_counted_with_the_api() -> None:
     registry = CollectorRegistry()
-    door = AccessControl(ApiKeys([KEY], None))
-    api = create_app(ScriptedBackend(), tiny.model(), registry, door=door)
+    access_control = AccessControl(ApiKeys([KEY], None))
+    api = create_app(ScriptedBackend(), tiny.model(), registry, access_control=access_control)
     async with asking_app(create_pages(api, [router()])) as pages, asking_app(api) as http:
         assert (await pages.get("/rooms")).json() == "timelines"
         assert (await pages.get("/v1/models")).status_code == 404
@@ -277,8 +283,14 @@ def test_a_rate_is_kept_over_time_and_its_table_is_bounded() -> None:
 async def test_a_request_without_api_keys_counts_once(headers: dict[str, str]) -> None:
     """Clients send any key to a server without keys. Admin keys alone do not make it a wrong one."""
     clock = DoorClock()
-    door = AccessControl(None, RateLimit(2, lambda: clock.now_s), admin_keys=ApiKeys([OTHER], None))
-    app = create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=[router()], door=door)
+    access_control = AccessControl(None, RateLimit(2, lambda: clock.now_s), admin_keys=ApiKeys([OTHER], None))
+    app = create_app(
+        ScriptedBackend(),
+        tiny.model(),
+        CollectorRegistry(),
+        routers=[router()],
+        access_control=access_control,
+    )
     async with asking_app(app) as http:
         statuses = [(await http.post(CHAT, json=BODY, headers=headers)).status_code for _ in range(3)]
     assert statuses == [200, 200, 429]

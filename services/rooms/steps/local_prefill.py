@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple
 
-from baton.rooms.step_cost import OUTLIER, StepCost
+from baton.rooms.steps.step_cost import OUTLIER, StepCost
 
 WEIGHT: Final = 0.2
 """Weight of the last step in running means of step times."""

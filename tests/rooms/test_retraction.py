@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.ids import PageCounts, RoomId
-from baton.rooms.page_growth import Age, RunningRoom, Want, growth
+from baton.rooms.retraction import Age, RunningRoom, Want, growth
 
 
 def age(arrived_ms: int, room: int) -> Age:
