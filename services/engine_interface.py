@@ -4,8 +4,8 @@ A worker owns the pages and the sequences. An engine owns the memory and the wei
 engine serves both sides: a row of many tokens is prefill, a row of one token is decode, and a step may hold
 both.
 
-Workers know nothing else of an engine, and importing this module loads no tensor library. The engine on torch
-is in `services/engine/torch_engine.py`. The simulation, the tests and the benchmarks have others.
+Workers know nothing else of an engine, and importing this module loads no tensor library. Engines on torch
+share one step (`services/inference/step_engine.py`). The simulation, tests and benchmarks have other engines.
 """
 
 from collections import abc

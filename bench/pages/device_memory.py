@@ -29,7 +29,7 @@ class DeviceMemory:
         own, because CUDA has threads. Raises StartupError, or RuntimeError if the device refuses."""
         import torch
 
-        from baton.engine.device import bind_thread
+        from baton.inference.device import bind_thread
         from baton.transfer.nixl_library import install_memory_hooks
 
         install_memory_hooks()
@@ -48,7 +48,7 @@ def numbered(device: str) -> str:
     """Return `device` with its number ("cpu", "cuda:N"). Raises StartupError for a missing device."""
     if device == "cpu":
         return device
-    from baton.engine.device import find_device
+    from baton.inference.device import find_device
 
     return str(find_device(device))
 

@@ -1,9 +1,8 @@
 """Start of a worker's engine: meeting other ranks, loading the model, and a first step."""
 
-from typing import Final
+from functools import partial
 
 from baton.engine.available_memory import memory_errors_as_startup_errors
-from baton.engine.device import find_device
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.loading.draft_files import (
     FoundModel,
@@ -13,26 +12,20 @@ from baton.engine.loading.draft_files import (
 )
 from baton.engine.loading.engine_loading import load_engine, load_second_engine
 from baton.engine.quantization.weight_quantization import weight_quantization
-from baton.engine.ranks.collectives import Collectives, alone
-from baton.engine.ranks.process_group import join_rank_group
-from baton.engine.torch_engine import TorchEngine, drawing_rank
-from baton.engine_interface import RankGroupBroken
+from baton.engine.torch_engine import TorchEngine
+from baton.inference.collectives import Collectives, alone
+from baton.inference.rank_startup import start_with_ranks
+from baton.inference.step_engine import drawing_rank
 from baton.models.model_files import prepare, resolve
 from baton.rooms.worker_facts import CANARY_TOKENS
-from baton.runtime.errors import GroupLost
 from baton.runtime.logging import Log
 from baton.runtime.memory_trimming import trimming_memory
 from baton.runtime.model_options import LoadFormat, Quantize
-from baton.runtime.setting_kinds import split_address
 from baton.runtime.worker_settings import DraftModelFiles, WorkerSettings
 from baton.sampling.draft_model import DraftModel
 from baton.topology import Topology
 
 log = Log(__name__)
-
-STEP_TIMEOUTS: Final = 10
-"""Multiple of the group's timeout that a rank waits within a step for others: large steps on slow cores take
-long. The group's agreement notices a dead rank sooner."""
 
 
 def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
@@ -40,30 +33,7 @@ def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
 
     Raises what `start_engine` raises, and GroupLost if another rank does not come up.
     """
-    topology, rank = settings.topology, settings.rank or 0
-    try:
-        rank_group = None
-        if settings.grouped:
-            host, port = split_address(settings.rendezvous)
-            rank_group = start_rank_group(
-                settings, topology, rank, host, port, settings.group_timeout_ms / 1000
-            )
-        return start_engine(settings, threads, topology, rank, rank_group)
-    except RankGroupBroken as error:
-        raise GroupLost(str(error)) from error
-
-
-def start_rank_group(
-    settings: WorkerSettings, topology: Topology, rank: int, host: str, port: int, timeout_s: float
-) -> Collectives | None:
-    """Meet the other ranks of this worker, if any, at the store at `host:port`. Blocks.
-
-    Raises RankGroupBroken, or StartupError for a device that is not there.
-    """
-    if topology.ranks == 1:
-        return None
-    device = find_device(settings.device, rank)
-    return join_rank_group(topology, rank, host, port, timeout_s, device, STEP_TIMEOUTS * timeout_s)
+    return start_with_ranks(settings, partial(start_engine, settings, threads))
 
 
 @trimming_memory()

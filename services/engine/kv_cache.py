@@ -8,29 +8,11 @@ from typing import Final
 import torch
 
 from baton.engine.available_memory import memory_shortage
+from baton.inference.kv_memory import DTYPES, NotEnoughMemory
 from baton.pages.layout import KvGroup
-from baton.rooms.plurals import counted
-from baton.runtime.errors import StartupError
 from baton.runtime.host_memory import CannotMove, HostMemory
 
 ALIGNMENT: Final = 4096
-DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-class NotEnoughMemory(StartupError):
-    """The KV cache cannot be allocated, or would be too small. The text has both sizes."""
-
-
-def pages_that_fit(group: KvGroup, memory_bytes: int, tokens_min: int = 1) -> int:
-    """Return how many pages fit into `memory_bytes`. Raises NotEnoughMemory for less than `tokens_min`
-    tokens."""
-    pages, needed = memory_bytes // group.page_bytes, group.pages_for(tokens_min)
-    if pages < needed:
-        raise NotEnoughMemory(
-            f"--kv-cache-memory {memory_bytes} holds {counted(pages, 'page')} of {group.page_tokens} tokens,"
-            f" and {needed} are needed at least: {needed * group.page_bytes} bytes"
-        )
-    return pages
 
 
 class PagedKvCache:

@@ -1,55 +1,19 @@
-"""The engine on PyTorch: computes steps, draws tokens, and sums pages over one KV cache."""
+"""The engine on PyTorch: its own steps over a model that it has loaded."""
 
 from collections import abc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
-
-from baton.engine.device import bind_thread
+from baton.engine.execution.execution import Execution
 from baton.engine.execution.paged_rows import PagedKernel
-from baton.engine.execution.runner import Execution, Runner
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
-from baton.engine.page_checksum import PageSummer
-from baton.engine.ranks.collectives import Collectives
-from baton.engine.ranks.sampled_results import (
-    add_page_sums,
-    broadcast_proposals,
-    broadcast_scores,
-    draw_tokens,
-)
-from baton.engine_interface import (
-    EngineLost,
-    LogitsNotFinite,
-    PageSumRequest,
-    RankGroupBroken,
-    Row,
-    RowResult,
-    Sequence,
-    check,
-)
+from baton.engine_interface import Row
 from baton.grammars.grammar_cache import GrammarCache
+from baton.inference.collectives import Collectives
+from baton.inference.runner import Runner
+from baton.inference.step_engine import StepEngine
 from baton.pages.layout import KvLayout
-from baton.pages.rank_layout import rank_layout
-from baton.rooms.request import Request
-from baton.runtime.errors import StartupError
-from baton.sampling.draft_model import DraftModel
-from baton.sampling.prompt_scores import scored_positions_max
-from baton.sampling.proposer import Proposer
-
-WARM_UP_TOKENS: Final = 64
-
-
-@contextmanager
-def _device_loss() -> Iterator[None]:
-    """Turn the loss of the device into EngineLost."""
-    try:
-        yield
-    except torch.AcceleratorError as error:
-        raise EngineLost(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +23,10 @@ class ClearedTail:
     page: int
 
 
-class TorchEngine:
-    """An `Engine` of `engine_interface.py` on one rank."""
+class TorchEngine(StepEngine):
+    """An `Engine` whose steps are computed by an `Execution`."""
+
+    cache: PagedKvCache
 
     def __init__(
         self,
@@ -74,171 +40,25 @@ class TorchEngine:
         flush: Callable[[], None] | None = None,
         grammars: GrammarCache | None = None,
     ) -> None:
-        """`whole`: pages of the worker over all ranks. `execution`: owns the weights. `runner`: its runner
-        over `cache`. `kernel`: attends to pages in place. `flush`: called before pages are read that others
-        may have written. `grammars`: compiles grammars, on the rank that draws."""
-        self.model = model
-        self.vocab_size = model.vocab_size
-        self.context_length = model.facts.context_length
-        self.whole = whole
-        self.layout = rank_layout(whole, rank_group.topology, rank_group.rank)
-        self.cache = cache
-        self.caches = (cache,)
-        self._rank_group = rank_group
-        self._drawer = drawing_rank(rank_group)
-        self._summers = [PageSummer(cache)]
-        self._proposer = Proposer()
-        self.execution = execution
-        self.runner = runner
-        self.kernel = kernel
-        self._flush = flush
-        self.grammars = grammars
-        self.draft_pages: DraftModel | None = None
-        self.scored_max = scored_positions_max(model.vocab_size)
-
-    @property
-    def draws(self) -> bool:
-        """True if this rank draws."""
-        return self._rank_group.rank == self._drawer
-
-    def draft_with(self, model: DraftModel) -> None:
-        """Draft by `model` for the sequences that want it. Before the first step, on the rank that draws."""
-        self.draft_pages = model
-        self._proposer = Proposer(model)
-
-    def bind_thread(self) -> None:
-        # A thread uses the number of threads that was set only after it has read that number.
-        torch.get_num_threads()
-        bind_thread(self.cache.device)
-
-    @_device_loss()
-    def step(self, rows: abc.Sequence[Row]) -> list[RowResult]:
-        for row in rows:
-            check(row, self.cache.group.page_tokens, self.cache.pages, self.context_length)
-            self._check_ids(row)
-        scored = sum(len(row.scored) for row in rows)
-        if scored > self.scored_max:
-            raise ValueError(f"{scored} positions to be scored in a step, at most {self.scored_max} are")
-        if not rows:
-            return []
-        try:
-            return self._step(rows)
-        except RankGroupBroken:
-            raise
-        except Exception as error:
-            if self._rank_group.topology.ranks == 1:
-                self._wait()  # the pages of its rooms are freed next
-                raise
-            raise self._rank_group.leave(f"{type(error).__name__}: {error}") from error
-
-    def _step(self, rows: abc.Sequence[Row]) -> list[RowResult]:
-        taken, spoilt = self._computed(rows)
-        if spoilt:  # maybe by masked drafts: zero times NaN is NaN
-            again, _ = self._computed([replace(rows[index], drafts=()) for index in spoilt])
-            for index, each in zip(spoilt, again, strict=True):
-                taken[index] = each
-        self._sum_up(
-            [
-                PageSumRequest(row.sequence.page_sum, row.tables, row.stop)
-                for row in rows
-                if row.sequence.page_sum
-            ]
+        """`execution`: owns the weights. `runner`: its runner over `cache`. `kernel`: attends to pages in
+        place. The others are those of `StepEngine`."""
+        super().__init__(
+            whole,
+            cache,
+            rank_group,
+            runner,
+            vocab_size=model.vocab_size,
+            context_length=model.facts.context_length,
+            flush=flush,
+            grammars=grammars,
         )
-        summed = [row.sequence.page_sum for row in rows if row.sample]
-        add_page_sums(self._rank_group, self.whole, [each for each in summed if each])
-        broadcast_proposals(self._rank_group, self._drawer, self._proposer, rows, taken)
-        return taken
+        self.model = model
+        self.execution = execution
+        self.kernel = kernel
 
-    def _computed(self, rows: abc.Sequence[Row]) -> tuple[list[RowResult], list[int]]:
-        """Return the results of `rows`, and the indices of rows with drafts whose logits are not finite."""
-        taken = self._compute(rows)
-        outcomes = enumerate(zip(rows, taken, strict=True))
-        spoilt = [
-            index for index, (row, each) in outcomes if row.drafts and isinstance(each, LogitsNotFinite)
-        ]
-        return taken, spoilt
-
-    def _compute(self, rows: abc.Sequence[Row]) -> list[RowResult]:
-        if self._flush is not None:
-            self._flush()
+    def prepare(self, rows: abc.Sequence[Row]) -> None:
         for row in rows:
             self.clear_tail(row)
-        drawing = [row for row in rows if row.sample]
-        with torch.inference_mode():
-            logits = self.runner.logits(rows)
-            spoilt, logits = self._score(rows, logits)
-            drawn = draw_tokens(self._rank_group, self._drawer, logits, drawing, self.vocab_size)
-            self._wait()
-        results: dict[int, RowResult] = {id(row): each for row, each in zip(drawing, drawn, strict=True)}
-        return [LogitsNotFinite() if id(row) in spoilt else results.get(id(row), ()) for row in rows]
-
-    def _score(
-        self, rows: abc.Sequence[Row], logits: torch.Tensor | None
-    ) -> tuple[frozenset[int], torch.Tensor | None]:
-        """Extend the prompt scores of `rows`.
-
-        Return the `id`s of rows whose scores are not finite, and the logits of the rows that sample.
-        """
-        scored = [row for row in rows if row.scored]
-        if not scored:
-            return frozenset(), logits
-        own_logits: list[torch.Tensor] = []
-        if logits is not None:
-            parts, counts = (
-                torch.split(logits, [len(row.wanted) for row in rows]),
-                [len(row.scored) for row in rows],
-            )
-            own_logits = [part[:count] for part, count in zip(parts, counts, strict=True) if count]
-            logits = torch.cat([part[count:] for part, count in zip(parts, counts, strict=True)])
-        numbers = broadcast_scores(self._rank_group, self._drawer, own_logits, scored, self.vocab_size)
-        return frozenset(id(row) for row, well in zip(scored, numbers, strict=True) if not well), logits
-
-    def _wait(self) -> None:
-        """Wait until a GPU has finished: nothing of the step writes to its pages any more."""
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
-
-    @_device_loss()
-    def sum_pages(self, parts: abc.Sequence[PageSumRequest]) -> None:
-        if self._flush is not None:
-            self._flush()
-        self._sum_up(parts)
-
-    def _sum_up(self, parts: abc.Sequence[PageSumRequest]) -> None:
-        for part in parts:
-            if part.sum.stop < part.stop:
-                summed = {
-                    (group, head): value
-                    for group, (summer, table) in enumerate(zip(self._summers, part.tables, strict=True))
-                    for head, value in summer.by_head(table, part.sum.stop, part.stop).items()
-                }
-                part.sum.add(summed, part.stop)
-
-    def warm_up(self) -> None:
-        """Run a prompt and a token through the first pages, and record what is replayed later.
-
-        After it, everything is loaded and allocated. Before any page is in use. Raises StartupError for a
-        model whose logits are not finite.
-        """
-        capacity = min(self.cache.tokens, self.context_length)
-        prompt = min(WARM_UP_TOKENS, capacity)
-        sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
-        pages = range(self.cache.group.pages_for(min(prompt + 1, capacity)))
-        [drawn] = self.step([Row(sequence, 0, prompt, (pages,), sample=True)])
-        if isinstance(drawn, LogitsNotFinite):
-            raise StartupError(f"{drawn}: its weights are damaged, or --dtype does not hold them")
-        if prompt < capacity:
-            sequence.output.append(0)
-            self.step([Row(sequence, prompt, prompt + 1, (pages,), sample=True)])
-        self.runner.record()
-
-    def _check_ids(self, row: Row) -> None:
-        for token in row.fed:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"{row.sequence.request.request_id}: token id {token} of a vocabulary of "
-                    f"{self.vocab_size}"
-                )
 
     def clear_tail(self, row: Row) -> None:
         """Zero the unused end of the row's last page, unless it was zeroed for this sequence before.
@@ -254,8 +74,3 @@ class TorchEngine:
         if used < size and (entered or cleared != ClearedTail(page)):
             self.cache.clear_tail(page, used)
         sequence.engine_state = None if row.drafts else ClearedTail(page)
-
-
-def drawing_rank(rank_group: Collectives) -> int:
-    """Return the rank that draws: the first tensor rank of the last stage."""
-    return rank_group.topology.ranks - rank_group.topology.tensor

@@ -9,10 +9,10 @@ from baton.engine.execution.compiled_step import CompiledExecution, CompiledMode
 from baton.engine.execution.cuda_graphs import GraphRunner, Recorder
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.paged_rows import PagedKernel
-from baton.engine.execution.runner import Runner
 from baton.engine.loading.runner_selection import BatchedExecution
-from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine
+from baton.inference.collectives import alone
+from baton.inference.runner import Runner
 
 OURS: Final = (ExecutionKind.FUSED, ExecutionKind.COMPILED)
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from baton.decode.settings import DecodeSettings
-from baton.engine.device import bind_thread
 from baton.ids import Incarnation
+from baton.inference.device import bind_thread
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.settings import PrefillSettings
 from baton.worker import wiring

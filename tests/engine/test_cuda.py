@@ -9,9 +9,9 @@ import torch
 from baton.engine.execution.agreement import TOLERANCES, relative_difference
 from baton.engine.execution.cuda_graphs import CudaGraphRecorder
 from baton.engine.loading.engine_loading import load_engine
-from baton.engine.remote_writes import flush_for
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import PageSum, PageSumRequest, Row
+from baton.inference.remote_writes import flush_for
 from baton.rooms.request import Sampling
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine

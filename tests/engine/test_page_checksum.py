@@ -8,10 +8,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton.engine import page_checksum
-from baton.engine.page_checksum import PageSummer
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import PageSum, PageSumRequest, Row, Sequence
+from baton.inference import page_checksum
+from baton.inference.page_checksum import PageSummer
 from baton.pages.kv_checksum import WORD, nonzero_sum
 from baton.pages.layout import DTYPE_BYTES, KvLayout
 from baton.pages.rank_layout import rank_layout

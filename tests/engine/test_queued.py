@@ -29,7 +29,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 def engine(tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> TorchEngine:
     """An engine that seems to compute on DEVICE."""
     made = tiny_engine("llama-gqa-untied")
-    monkeypatch.setattr(made.model, "device", DEVICE)
+    monkeypatch.setattr(made, "device", DEVICE)
     return made
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine import remote_writes
-from baton.engine.ranks.collectives import alone
-from baton.engine.remote_writes import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
 from baton.engine.torch_engine import TorchEngine
+from baton.inference import remote_writes
+from baton.inference.collectives import alone
+from baton.inference.remote_writes import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
 from tests.engine.conftest import MakeEngine
 from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.test_equals_reference import random_prompts

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from baton.engine.execution.step_plan import groups_of_similar_length
-from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import EngineLost, Row, Sequence
+from baton.inference.collectives import alone
 from baton.rooms.request import Request
 from tests.engine.conftest import MakeEngine
 from tests.engine.engine_worker import GREEDY

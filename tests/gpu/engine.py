@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from baton.engine.execution.cuda_graphs import GraphRunner
-from baton.engine.execution.runner import Runner
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.torch_engine import TorchEngine
+from baton.inference.runner import Runner
 from tests.engine import tiny_models
 from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.paged_twin import twin

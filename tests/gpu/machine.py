@@ -66,7 +66,7 @@ def run(kit: Kit) -> None:
 def _tell(kit: Kit, found: Finding) -> None:
     import torch
 
-    from baton.engine.device import DeviceNotFound, find_device
+    from baton.inference.device import DeviceNotFound, find_device
 
     try:
         find_device(kit.device)

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from baton.engine.remote_writes import OWNER, flush_for, writes_to
+from baton.inference.remote_writes import OWNER, flush_for, writes_to
 from baton.transfer.transfer_protocol import PutState, TransferError
 from bench.pages.transfer_pair import MIB
 from tests.gpu.findings import Finding

@@ -22,8 +22,8 @@ from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.model_loading import load_model
-from baton.engine.ranks.collectives import LocalCollectives, alone
 from baton.engine.torch_engine import TorchEngine
+from baton.inference.collectives import LocalCollectives, alone
 from baton.models.model_facts import WAY_OUT
 from baton.rooms.request import Sampling, Token
 from baton.runtime.errors import StartupError

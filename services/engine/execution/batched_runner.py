@@ -12,6 +12,7 @@ from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_plan import AttentionMetadata, make_plan
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
+from baton.inference.runner import StatelessRunner
 from baton.sampling.draft_rows import split_drafts
 
 BatchedModel: TypeAlias = Callable[
@@ -21,7 +22,7 @@ BatchedModel: TypeAlias = Callable[
 rank without logits."""
 
 
-class BatchedRunner:
+class BatchedRunner(StatelessRunner):
     """Computes all rows of a step together."""
 
     def __init__(

@@ -30,6 +30,7 @@ from baton.engine.kv_cache import PagedKvCache
 from baton.engine.quantization import quantized_weight
 from baton.engine.quantization.quantized_weight import GROUPS, QuantizedWeight
 from baton.engine_interface import Row
+from baton.inference.runner import StatelessRunner
 from baton.runtime.model_options import POSITIONS_MAX
 from baton.sampling.draft_rows import split_drafts
 
@@ -262,7 +263,7 @@ class CompiledExecution:
         return CompiledRunner(self.model, cache, spans)
 
 
-class CompiledRunner:
+class CompiledRunner(StatelessRunner):
     """Computes steps over one cache, one step at a time."""
 
     def __init__(

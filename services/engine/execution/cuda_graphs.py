@@ -26,6 +26,7 @@ from baton.engine.execution.step_plan import (
     plan_of_singles,
 )
 from baton.engine_interface import Row, Sequence
+from baton.inference.runner import StatelessRunner
 from baton.rooms.request import Request
 from baton.runtime.errors import describe_error
 from baton.runtime.logging import Log
@@ -91,7 +92,7 @@ class BatchShape(NamedTuple):
     """Pages of each row."""
 
 
-class GraphRunner:
+class GraphRunner(StatelessRunner):
     """Replays steps of up to `rows_max` rows of one token each, and leaves other steps to `calls`."""
 
     def __init__(

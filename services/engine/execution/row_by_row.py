@@ -18,6 +18,7 @@ from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
+from baton.inference.runner import StatelessRunner
 
 Store = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(layer, new keys, new values) -> keys and values of all tokens so far. [1, kv heads, tokens, head_dim]"""
@@ -104,7 +105,7 @@ class RowByRowExecution:
         return RowByRowRunner(self._definition, self._vocab_size, cache)
 
 
-class RowByRowRunner:
+class RowByRowRunner(StatelessRunner):
     """Computes one row after the other."""
 
     def __init__(self, definition: LibraryDefinition, vocab_size: int, cache: PagedKvCache) -> None:

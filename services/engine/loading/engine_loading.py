@@ -5,24 +5,27 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.device import find_device, find_dtype
 from baton.engine.execution.batched_runner import BatchedRunner
 from baton.engine.execution.cuda_graphs import CudaGraphRecorder, GraphRunner
+from baton.engine.execution.execution import Execution
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.flash_kernels import find_kernel, verified_kernel
 from baton.engine.execution.paged_rows import PagedKernel
-from baton.engine.execution.runner import Execution, Runner
 from baton.engine.execution.step_compiler import kernel as compiled_kernel
-from baton.engine.kv_cache import PagedKvCache, pages_that_fit
+from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.runner_selection import library_execution, select_execution
 from baton.engine.quantization.weight_quantization import WeightQuantization
-from baton.engine.ranks.collectives import Collectives, alone
-from baton.engine.remote_writes import flush_for
-from baton.engine.torch_engine import TorchEngine, drawing_rank
+from baton.engine.torch_engine import TorchEngine
 from baton.grammars.grammar_cache import GrammarCache
 from baton.grammars.vocabulary import read_vocabulary
+from baton.inference.collectives import Collectives, alone
+from baton.inference.device import find_device, find_dtype
+from baton.inference.kv_memory import pages_that_fit
+from baton.inference.remote_writes import flush_for
+from baton.inference.runner import Runner
+from baton.inference.step_engine import drawing_rank
 from baton.pages.layout import KvLayout, full_group
 from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError

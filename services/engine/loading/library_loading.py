@@ -14,12 +14,12 @@ from transformers import AutoConfig
 from transformers import __version__ as library_version
 
 from baton.engine.execution.attention_span import ATTENTION_NAME
-from baton.engine.kv_cache import DTYPES
 from baton.engine.loading.library_report import first_line, load_report
 from baton.engine.loading.single_experts import joining_single_experts
 from baton.engine.loading.text_model import attention_of, drop_encoders
 from baton.engine.loading.weight_files import empty_module
 from baton.engine_interface import RankGroupBroken
+from baton.inference.kv_memory import DTYPES
 from baton.models.model_facts import CONFIG_FILE, ModelUnreadable, UnsupportedModel, json_object, reading
 from baton.models.model_requirements import ALIASES, canonical
 from baton.runtime.errors import StartupError, describe_error

@@ -11,8 +11,6 @@ from safetensors import SafetensorError
 from transformers.utils import logging as library_logging
 
 from baton.engine.available_memory import memory_shortage
-from baton.engine.device import find_device
-from baton.engine.kv_cache import DTYPES
 from baton.engine.loading.capability_probes import refuse_by_configuration
 from baton.engine.loading.library_loading import (
     check_library_version,
@@ -38,7 +36,9 @@ from baton.engine.loading.weight_files import (
 )
 from baton.engine.quantization.checkpoint_tensors import refuse_quantized_files
 from baton.engine.quantization.weight_quantization import WeightQuantization, quantize_model
-from baton.engine.ranks.collectives import Collectives
+from baton.inference.collectives import Collectives
+from baton.inference.device import find_device
+from baton.inference.kv_memory import DTYPES
 from baton.models.checkpoint_quantization import CheckpointQuantization, read_quantization
 from baton.models.model_facts import (
     ModelFacts,

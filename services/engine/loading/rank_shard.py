@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.engine.execution.attention_span import Geometry
 from baton.engine.loading.text_model import text_of
-from baton.engine.ranks.collectives import Collectives, LocalCollectives
+from baton.inference.collectives import Collectives, LocalCollectives
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout, full_group

@@ -27,18 +27,19 @@ from baton.engine.execution.compiled_step import (
     check,
     fits_bfloat16,
 )
+from baton.engine.execution.execution import Execution
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.fused_decoder import FusedDecoder
 from baton.engine.execution.model_structure import UnknownStructure
 from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.row_by_row import RowByRowExecution
-from baton.engine.execution.runner import Execution
 from baton.engine.execution.step_compiler import CODES, KernelUnavailable, supported_builds
 from baton.engine.execution.step_plan import make_plan
-from baton.engine.kv_cache import DTYPES, PagedKvCache
+from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine_interface import Row, Sequence
+from baton.inference.kv_memory import DTYPES
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.layout import KvGroup, KvLayout
 from baton.rooms.request import Request

@@ -19,7 +19,7 @@ from baton.engine.loading.rank_exchanges import (
     receive_input,
 )
 from baton.engine.loading.rank_shard import RankLink
-from baton.engine.ranks.collectives import LocalCollectives
+from baton.inference.collectives import LocalCollectives
 from baton.models.model_facts import UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models

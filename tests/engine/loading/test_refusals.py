@@ -20,16 +20,17 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from baton.decode.settings import DecodeSettings
-from baton.engine.device import DeviceNotFound, find_device, find_dtype
 from baton.engine.engine_startup import start_engine
 from baton.engine.execution.attention_span import AttentionSpan
-from baton.engine.kv_cache import NotEnoughMemory, PagedKvCache
+from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.capability_probes import COUNTING, WINDOW, refuse_by_configuration
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.rank_shard import CannotSplit
-from baton.engine.ranks.collectives import LocalCollectives, alone
+from baton.inference.collectives import LocalCollectives, alone
+from baton.inference.device import DeviceNotFound, find_device, find_dtype
+from baton.inference.kv_memory import NotEnoughMemory
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.errors import StartupError

@@ -17,7 +17,7 @@ from baton.engine.loading import weight_mapping
 from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.weight_files import WeightFiles
 from baton.engine.loading.weight_mapping import WALKS, Box, Cut, read_source, sources_of
-from baton.engine.ranks.collectives import LocalCollectives
+from baton.inference.collectives import LocalCollectives
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models

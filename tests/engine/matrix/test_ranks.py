@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.engine.loading.model_loading import load_model
-from baton.engine.ranks.collectives import LocalCollectives
+from baton.inference.collectives import LocalCollectives
 from baton.topology import Topology
 from tests.engine import tiny_models
 from tests.engine.matrix.table import TYPES

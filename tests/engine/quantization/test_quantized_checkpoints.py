@@ -22,7 +22,7 @@ from baton.engine.loading.weight_mapping import Box
 from baton.engine.quantization import packed_weights
 from baton.engine.quantization.packed_weights import numbers_of
 from baton.engine.quantization.weight_formats import Mxfp4Experts, ScaledWeight
-from baton.engine.ranks.collectives import LocalCollectives
+from baton.inference.collectives import LocalCollectives
 from baton.models.checkpoint_quantization import read_quantization
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology

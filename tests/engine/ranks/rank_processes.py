@@ -15,8 +15,8 @@ import torch
 import torch.distributed
 
 from baton.engine.loading.engine_loading import load_engine
-from baton.engine.ranks.process_group import ProcessCollectives, join_rank_group
 from baton.engine.torch_engine import TorchEngine
+from baton.inference.process_group import ProcessCollectives, join_rank_group
 from baton.topology import Topology
 from tests.forks import ForkedProcess, fork_answering
 

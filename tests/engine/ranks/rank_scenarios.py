@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from baton.engine.loading.engine_loading import load_engine
-from baton.engine.page_checksum import PageSummer
-from baton.engine.ranks.process_group import join_rank_group
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import DrawFailed, PageSum, Proposal, RankGroupBroken, Row, Sequence
+from baton.inference.page_checksum import PageSummer
+from baton.inference.process_group import join_rank_group
 from baton.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from baton.sampling.draft_model import DraftModel
 from tests.engine.engine_worker import GREEDY, Guesses, ShuffledWorker

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from baton.engine.ranks.collectives import Collectives
+from baton.inference.collectives import Collectives
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
 

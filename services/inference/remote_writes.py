@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from baton.engine.device import bind_thread
+from baton.inference.device import bind_thread
 from baton.runtime.logging import Log
 
 log = Log(__name__)

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 
-from baton.engine.ranks.collectives import Collectives
 from baton.engine_interface import (
     PROPOSED_MAX,
     DrawResult,
@@ -23,6 +22,7 @@ from baton.engine_interface import (
     RowResult,
     take,
 )
+from baton.inference.collectives import Collectives
 from baton.pages.layout import GroupHead, KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Score, Token

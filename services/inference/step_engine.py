@@ -1,0 +1,247 @@
+"""Step of an engine on one rank: logits from its runner, then draws, prompt scores, page sums and proposals.
+
+Every engine on torch is a `StepEngine` with a `Runner`, a KV cache and facts. What a step promises
+(`services/engine_interface.py`) is done here once, for all of them.
+"""
+
+from collections import abc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from baton.engine_interface import (
+    EngineLost,
+    LogitsNotFinite,
+    PageSumRequest,
+    RankGroupBroken,
+    Row,
+    RowResult,
+    Sequence,
+    check,
+)
+from baton.grammars.grammar_cache import GrammarCache
+from baton.inference.collectives import Collectives
+from baton.inference.device import bind_thread
+from baton.inference.kv_memory import KvCache
+from baton.inference.page_checksum import PageSummer
+from baton.inference.runner import Runner
+from baton.inference.sampled_results import (
+    add_page_sums,
+    broadcast_proposals,
+    broadcast_scores,
+    draw_tokens,
+)
+from baton.pages.layout import KvLayout
+from baton.pages.rank_layout import rank_layout
+from baton.rooms.request import Request
+from baton.runtime.errors import StartupError
+from baton.sampling.draft_model import DraftModel
+from baton.sampling.prompt_scores import scored_positions_max
+from baton.sampling.proposer import Proposer
+
+WARM_UP_TOKENS: Final = 64
+
+
+@contextmanager
+def _device_loss() -> Iterator[None]:
+    """Turn the loss of the device into EngineLost."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise EngineLost(f"{type(error).__name__}: {error}") from error
+
+
+class StepEngine:
+    """An `Engine` of `engine_interface.py` on one rank."""
+
+    def __init__(
+        self,
+        whole: KvLayout,
+        cache: KvCache,
+        rank_group: Collectives,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        context_length: int,
+        flush: Callable[[], None] | None = None,
+        grammars: GrammarCache | None = None,
+    ) -> None:
+        """`whole`: pages of the worker over all ranks. `runner`: computes over `cache`. `flush`: called
+        before pages are read that others may have written. `grammars`: compiles grammars, on the rank that
+        draws."""
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.whole = whole
+        self.layout = rank_layout(whole, rank_group.topology, rank_group.rank)
+        self.cache = cache
+        self.caches = (cache,)
+        self.device = torch.device(cache.device)
+        self.runner = runner
+        self.grammars = grammars
+        self.draft_pages: DraftModel | None = None
+        self.scored_max = scored_positions_max(vocab_size)
+        self._rank_group = rank_group
+        self._drawer = drawing_rank(rank_group)
+        self._summers = [PageSummer(cache)]
+        self._proposer = Proposer()
+        self._flush = flush
+
+    @property
+    def draws(self) -> bool:
+        """True if this rank draws."""
+        return self._rank_group.rank == self._drawer
+
+    def draft_with(self, model: DraftModel) -> None:
+        """Draft by `model` for the sequences that want it. Before the first step, on the rank that draws."""
+        self.draft_pages = model
+        self._proposer = Proposer(model)
+
+    def bind_thread(self) -> None:
+        # A thread uses the number of threads that was set only after it has read that number.
+        torch.get_num_threads()
+        bind_thread(self.cache.device)
+
+    @_device_loss()
+    def step(self, rows: abc.Sequence[Row]) -> list[RowResult]:
+        for row in rows:
+            check(row, self.cache.group.page_tokens, self.cache.pages, self.context_length)
+            self._check_ids(row)
+        scored = sum(len(row.scored) for row in rows)
+        if scored > self.scored_max:
+            raise ValueError(f"{scored} positions to be scored in a step, at most {self.scored_max} are")
+        if not rows:
+            return []
+        try:
+            return self._step(rows)
+        except RankGroupBroken:
+            raise
+        except Exception as error:
+            if self._rank_group.topology.ranks == 1:
+                self._wait()  # the pages of its rooms are freed next
+                raise
+            raise self._rank_group.leave(f"{type(error).__name__}: {error}") from error
+
+    def _step(self, rows: abc.Sequence[Row]) -> list[RowResult]:
+        taken, spoilt = self._computed(rows)
+        if spoilt:  # maybe by masked drafts: zero times NaN is NaN
+            again, _ = self._computed([replace(rows[index], drafts=()) for index in spoilt])
+            for index, each in zip(spoilt, again, strict=True):
+                taken[index] = each
+        self._sum_up(
+            [
+                PageSumRequest(row.sequence.page_sum, row.tables, row.stop)
+                for row in rows
+                if row.sequence.page_sum
+            ]
+        )
+        summed = [row.sequence.page_sum for row in rows if row.sample]
+        add_page_sums(self._rank_group, self.whole, [each for each in summed if each])
+        broadcast_proposals(self._rank_group, self._drawer, self._proposer, rows, taken)
+        return taken
+
+    def _computed(self, rows: abc.Sequence[Row]) -> tuple[list[RowResult], list[int]]:
+        """Return the results of `rows`, and the indices of rows with drafts whose logits are not finite."""
+        taken = self._compute(rows)
+        outcomes = enumerate(zip(rows, taken, strict=True))
+        spoilt = [
+            index for index, (row, each) in outcomes if row.drafts and isinstance(each, LogitsNotFinite)
+        ]
+        return taken, spoilt
+
+    def _compute(self, rows: abc.Sequence[Row]) -> list[RowResult]:
+        if self._flush is not None:
+            self._flush()
+        self.prepare(rows)
+        drawing = [row for row in rows if row.sample]
+        with torch.inference_mode():
+            logits = self.runner.logits(rows)
+            spoilt, logits = self._score(rows, logits)
+            drawn = draw_tokens(self._rank_group, self._drawer, logits, drawing, self.vocab_size)
+            self._wait()
+        results: dict[int, RowResult] = {id(row): each for row, each in zip(drawing, drawn, strict=True)}
+        return [LogitsNotFinite() if id(row) in spoilt else results.get(id(row), ()) for row in rows]
+
+    def _score(
+        self, rows: abc.Sequence[Row], logits: torch.Tensor | None
+    ) -> tuple[frozenset[int], torch.Tensor | None]:
+        """Extend the prompt scores of `rows`.
+
+        Return the `id`s of rows whose scores are not finite, and the logits of the rows that sample.
+        """
+        scored = [row for row in rows if row.scored]
+        if not scored:
+            return frozenset(), logits
+        own_logits: list[torch.Tensor] = []
+        if logits is not None:
+            parts, counts = (
+                torch.split(logits, [len(row.wanted) for row in rows]),
+                [len(row.scored) for row in rows],
+            )
+            own_logits = [part[:count] for part, count in zip(parts, counts, strict=True) if count]
+            logits = torch.cat([part[count:] for part, count in zip(parts, counts, strict=True)])
+        numbers = broadcast_scores(self._rank_group, self._drawer, own_logits, scored, self.vocab_size)
+        return frozenset(id(row) for row, well in zip(scored, numbers, strict=True) if not well), logits
+
+    def _wait(self) -> None:
+        """Wait until a GPU has finished: nothing of the step writes to its pages any more."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def release(self, sequence: Sequence) -> None:
+        if self.draft_pages is not None and sequence.proposal is not None:
+            self.draft_pages.release(sequence.proposal)
+        self.runner.release(sequence)
+
+    @_device_loss()
+    def sum_pages(self, parts: abc.Sequence[PageSumRequest]) -> None:
+        if self._flush is not None:
+            self._flush()
+        self._sum_up(parts)
+
+    def _sum_up(self, parts: abc.Sequence[PageSumRequest]) -> None:
+        for part in parts:
+            if part.sum.stop < part.stop:
+                summed = {
+                    (group, head): value
+                    for group, (summer, table) in enumerate(zip(self._summers, part.tables, strict=True))
+                    for head, value in summer.by_head(table, part.sum.stop, part.stop).items()
+                }
+                part.sum.add(summed, part.stop)
+
+    def warm_up(self) -> None:
+        """Run a prompt and a token through the first pages, and record what is replayed later.
+
+        After it, everything is loaded and allocated. Before any page is in use. Raises StartupError for a
+        model whose logits are not finite.
+        """
+        capacity = min(self.cache.tokens, self.context_length)
+        prompt = min(WARM_UP_TOKENS, capacity)
+        sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
+        pages = range(self.cache.group.pages_for(min(prompt + 1, capacity)))
+        [drawn] = self.step([Row(sequence, 0, prompt, (pages,), sample=True)])
+        if isinstance(drawn, LogitsNotFinite):
+            raise StartupError(f"{drawn}: its weights are damaged, or --dtype does not hold them")
+        if prompt < capacity:
+            sequence.output.append(0)
+            self.step([Row(sequence, prompt, prompt + 1, (pages,), sample=True)])
+        self.release(sequence)
+        self.runner.record()
+
+    def prepare(self, rows: abc.Sequence[Row]) -> None:
+        """Prepare the pages of `rows` for the runner. An engine whose pages need that overrides it."""
+
+    def _check_ids(self, row: Row) -> None:
+        for token in row.fed:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"{row.sequence.request.request_id}: token id {token} of a vocabulary of "
+                    f"{self.vocab_size}"
+                )
+
+
+def drawing_rank(rank_group: Collectives) -> int:
+    """Return the rank that draws: the first tensor rank of the last stage."""
+    return rank_group.topology.ranks - rank_group.topology.tensor
