@@ -12,7 +12,8 @@ from tests.mutants.mutant import Check, Mutant
 from tests.mutants.patched import put_in_place
 from tests.suite.marks import starts
 
-BUDGET_S: Final = 60.0
+BUDGET_S: Final = 240.0
+"""Longest time for one mutant, seconds. The slowest takes ten on an idle core, which others may share."""
 TOGETHER_S: Final = 900.0
 """For all stories, or all tests, that see some mutant, one after the other on the source as it is."""
 
