@@ -265,7 +265,7 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
 
 
 class Steps(Protocol):
-    """Calls to an engine on a thread of its own, one at a time."""
+    """Calls to an engine on a thread of its own, one at a time. `release` comes from another thread."""
 
     def bind_thread(self) -> None:
         """Prepare the calling thread. Called first by each thread that makes steps or transfers the engine's
@@ -294,6 +294,15 @@ class Steps(Protocol):
         """Extend each sum by the current contents of its pages, on this rank. Raises EngineLost as `step`
         does."""
 
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence: no later step has a row of it (`each-is-released`).
+
+        Called once for each sequence that a step had a row of, whether that step failed or not, and after its
+        last step has ended. It comes from the thread of the turns. A step of other sequences may be running,
+        which it neither waits for nor disturbs. What the engine stores for the sequence is free at the latest
+        when the next step begins. Its pages are untouched: the worker frees them.
+        """
+
 
 class KvMemory(Movable, Protocol):
     """A rank's pages of one KV group in one piece of memory, which peers write to and read from.
@@ -317,13 +326,10 @@ class Grammars(Protocol):
 
 
 class DraftPages(Protocol):
-    """The draft model's pages. Used from any thread."""
+    """The draft model's pages. Used from any thread. `Engine.release` frees those of a sequence."""
 
     def census(self) -> abc.Mapping[str, int]:
         """Return the number of pages that are `taken` and that are `free`."""
-
-    def release(self, proposal: Proposal) -> None:
-        """Free the pages of a sequence that has ended, at the latest when the running step has ended."""
 
 
 class Engine(Steps, Protocol):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from baton.engine_interface import PageSumRequest, Row, RowResult
+from baton.engine_interface import Sequence as TokenSequence
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.request import Token
 from baton.runtime.host_memory import HostMemory
@@ -37,6 +38,9 @@ class ToyEngine:
 
     def step(self, rows: Sequence[Row]) -> list[RowResult]:
         return [(self._drawn(row),) if row.sample else () for row in rows]
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Do nothing: nothing is stored by sequence."""
 
     def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:  # noqa: ARG002
         raise AssertionError("no sums are asked for")

@@ -22,6 +22,7 @@ from baton.decode.decode_work import DecodeWork
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.prefill_peers import FollowerPeers, endpoint_to_wire
 from baton.engine_interface import PageSumRequest, Row, RowResult
+from baton.engine_interface import Sequence as TokenSequence
 from baton.handover.page_growth import AHEAD
 from baton.ids import Incarnation, RoomId
 from baton.pages.layout import KvLayout, full_group
@@ -150,6 +151,9 @@ class _Engine:
     def step(self, rows: Sequence[Row]) -> list[RowResult]:
         self._may_end.acquire()
         return [(Token(7),) if row.sample else () for row in rows]
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Do nothing: nothing is stored by sequence."""
 
     def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:  # noqa: ARG002
         raise AssertionError("no sums are asked for")

@@ -3,10 +3,10 @@
 from typing import Any
 
 from baton.decode.decode_room import DecodeRoom
-from baton.decode.draft_scheduler import DraftScheduler
 from baton.handover.receiving_side import ReceivingSide
 from baton.ids import Generation, Incarnation, RoomId
 from baton.rooms.errors import Refusal
+from baton.rooms.step_cost import StepCost
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import Malformed
 from baton.worker.assembly import RankPorts
@@ -20,10 +20,9 @@ class DecodeCommands(RankCommands[ReceivingSide[DecodeRoom]]):
         core: ReceivingSide[DecodeRoom],
         callers: Callers[Any],
         ports: RankPorts,
-        drafting: DraftScheduler,
+        cost: StepCost,
     ) -> None:
-        super().__init__(core, callers, ports, drafting.cost)
-        self._drafting = drafting
+        super().__init__(core, callers, ports, cost)
 
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
         match what:
@@ -59,4 +58,4 @@ class DecodeCommands(RankCommands[ReceivingSide[DecodeRoom]]):
             raise Malformed(f"choice {wire.choice} of a room that has {rooms.get(room).request.choices}")
         self._core.cut(room, wire.choice)
         if room in rooms:
-            self._drafting.over([rooms.get(room).choices[wire.choice]])
+            self._ports.step_thread.release(rooms.get(room).choices[wire.choice].sequence)

@@ -150,7 +150,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
                 break
         self._emit(room, choice, tokens[: len(output) - first], finish)
         if finish is not None:
-            self.drafting.over([choice])
+            self._ports.step_thread.release(choice.sequence)
         return len(output) - first
 
     def _emit(

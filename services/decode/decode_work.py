@@ -33,7 +33,6 @@ from baton.handover.requests import (
     SumPages,
 )
 from baton.rooms.deadlines import Deadlines
-from baton.rooms.errors import Cause
 from baton.rooms.evidence import Connected
 from baton.rooms.phases import Phase
 from baton.rooms.queues import RoomQueue
@@ -101,7 +100,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.peers = peers
         self.max_running = max_running
         self._landing = PageCheck(receiving, ports.step_thread)
-        self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting)
+        self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting.cost)
         self.prompt_claims = PromptClaims(receiving, computing.pace, max_running, ports.clock)
         self.prompt_budget = DecodePromptBudget(receiving.roster, computing.pace)
         """Limit for a prefill worker on the same thread."""
@@ -229,10 +228,6 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                 self.peers.forget(request.peer)
             case _:
                 assert_never(request)
-
-    def _conclude(self, room: DecodeRoom, cause: Cause | None) -> None:
-        super()._conclude(room, cause)
-        self._drafting.over(room.choices)
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
         self.peers.over(retired.room)

@@ -3,11 +3,10 @@
 It is the same on every rank (`drafts-agreed`): it uses only what the ranks share, in the same turns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from baton.decode.batch import ChoiceStep
-from baton.decode.decode_room import Choice
 from baton.decode.drafter import Drafter
 from baton.engine_interface import DraftPages
 from baton.rooms.steps.draft_budget import Drafts, DraftSource, allocate_drafts
@@ -83,12 +82,6 @@ class DraftScheduler:
             drafter = self._drafter(part)
             if drafter is not None and left:
                 left -= drafter.read(left)
-
-    def over(self, choices: Iterable[Choice]) -> None:
-        """Release the drafts of choices that have ended."""
-        for choice in choices:
-            if self._pages is not None and choice.sequence.proposal is not None:
-                self._pages.release(choice.sequence.proposal)
 
     def census(self) -> Mapping[str, int]:
         """Return the number of pages of the draft model, by state."""

@@ -43,6 +43,7 @@ class DraftEngine(Protocol):
     @property
     def vocab_size(self) -> int: ...
     def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[RowResult]: ...
+    def release(self, sequence: Sequence) -> None: ...
 
 
 class DraftRequest(NamedTuple):
@@ -238,6 +239,7 @@ class DraftModel:
         drafted = self._sequences.pop(proposal, None)
         if drafted is not None:
             self._free += drafted.pages
+            self._engine.release(drafted.sequence)
 
     def _catch_up(self, behind: abc.Sequence[_DraftedSequence]) -> None:
         left, rows = BEHIND, []

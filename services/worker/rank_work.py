@@ -196,7 +196,10 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
                         self._do(request)
 
     def _conclude(self, room: Any, cause: Cause | None) -> None:
+        """Send the outcome of a room. No step that starts later has a row of it (`each-is-released`)."""
         room.conclude(cause)
+        for sequence in room.sequences:
+            self.ports.step_thread.release(sequence)
         if cause is not None:
             self._metrics.room_failed(cause)
             self.ports.reporter.failed(room.id, cause)

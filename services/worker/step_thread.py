@@ -10,7 +10,15 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from baton.engine_interface import EngineLost, PageSumRequest, RankGroupBroken, Row, RowResult, Steps
+from baton.engine_interface import (
+    EngineLost,
+    PageSumRequest,
+    RankGroupBroken,
+    Row,
+    RowResult,
+    Steps,
+)
+from baton.engine_interface import Sequence as TokenSequence
 from baton.runtime.clock import Clock
 from baton.runtime.errors import EngineStuck
 from baton.runtime.logging import Log
@@ -52,6 +60,12 @@ class StepThread:
         self.running: asyncio.Future[Any] | None = None
         self._summing = False
         """Whether a sum of pages runs, and not a step."""
+        self._live: set[TokenSequence] = set()
+        """Sequences that a step had a row of, and that are not released."""
+        self._stepping: set[TokenSequence] = set()
+        """Sequences of the running step."""
+        self._ended_sequences: list[TokenSequence] = []
+        """Those of them that are to be released when the step has ended."""
         self._failed = 0
         """Number of failed steps in a row."""
         self._clock = clock
@@ -66,6 +80,22 @@ class StepThread:
     def start(self, rows: Sequence[Row]) -> None:
         """Start a step. Only while `free`."""
         self._start(self._engine.step, rows, summing=False)
+        self._stepping = {row.sequence for row in rows}
+        self._live |= self._stepping
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Note that no later step has a row of `sequence`, and report it to the engine (`each-is-released`).
+
+        It is reported once, as soon as no step of the sequence runs, and not at all if no step had a row of
+        it.
+        """
+        if sequence not in self._live:
+            return
+        self._live.discard(sequence)
+        if sequence in self._stepping:
+            self._ended_sequences.append(sequence)
+        else:
+            self._engine.release(sequence)
 
     def start_sum(self, parts: Sequence[PageSumRequest]) -> None:
         """Continue sums of pages between two steps. Only while `free`."""
@@ -120,6 +150,8 @@ class StepThread:
         if self.running is None or self._summing is not summing or not self.running.done():
             return None
         ended, self.running = self.running, None
+        if not summing:
+            self._release_ended()
         error = ended.exception()
         if isinstance(error, RankGroupBroken):
             raise error
@@ -133,3 +165,9 @@ class StepThread:
                 raise EngineLost(f"{self._failed} steps in a row failed, the last by {text}") from error
             raise StepFailed(text) from error
         return ended
+
+    def _release_ended(self) -> None:
+        self._stepping = set()
+        for sequence in self._ended_sequences:
+            self._engine.release(sequence)
+        self._ended_sequences.clear()

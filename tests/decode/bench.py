@@ -351,6 +351,7 @@ class DecodeBench:
         assert self.holdings.slots.free == len(self.holdings.slots)
         assert bytes(self.slots.view) == bytes(len(self.slots.view)), "slots are blank"
         assert self.engine.foreign == []
+        assert self.engine.live == set()
         assert_gauges_at_rest(self.registry)
 
     async def close(self) -> None:

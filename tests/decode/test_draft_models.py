@@ -8,6 +8,7 @@ import pytest
 from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.settings import AHEAD, DecodeSettings, Speculation
 from baton.engine_interface import Proposal, Row, RowResult
+from baton.engine_interface import Sequence as TokenSequence
 from baton.ids import RoomId
 from baton.rooms.steps.ngram_lookup import LONGEST
 from baton.runtime.errors import SettingsError
@@ -40,7 +41,7 @@ class Pages:
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
     """The toy proposes what it will draw, but for every fifth token."""
-    made, step = Pages(), toy.ToyEngine.step
+    made, step, release = Pages(), toy.ToyEngine.step, toy.ToyEngine.release
 
     def proposing(engine: toy.ToyEngine, rows: Sequence[Row]) -> list[RowResult]:
         told = step(engine, rows)
@@ -57,7 +58,13 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
                 made.held.add(proposal)
         return told
 
+    def releasing(engine: toy.ToyEngine, sequence: TokenSequence) -> None:
+        release(engine, sequence)
+        if sequence.proposal is not None:
+            made.release(sequence.proposal)
+
     monkeypatch.setattr(toy.ToyEngine, "step", proposing)
+    monkeypatch.setattr(toy.ToyEngine, "release", releasing)
     return made
 
 

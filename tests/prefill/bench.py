@@ -230,6 +230,7 @@ class PrefillBench:
         assert len(self.holdings) == 0
         assert self.holdings.available == self.holdings.sizes
         assert self.holdings.slots.free == len(self.holdings.slots)
+        assert self.engine.live == set()
         assert_gauges_at_rest(self.registry)
 
     def told(self, room: int) -> list[str]:

@@ -14,6 +14,7 @@ from baton.engine_interface import (
     PageSumRequest,
     Row,
     RowResult,
+    Sequence,
     take,
 )
 from baton.pages.kv_checksum import WORD, key, lane, mix, multiplier
@@ -100,6 +101,9 @@ class ToyEngine:
         """"step" or "sum", one after the other."""
         self.foreign: list[str] = []
         """Positions that did not hold what their room had written."""
+        self.live: set[Sequence] = set()
+        """Sequences that a step had a row of, and that were not released."""
+        self.released: set[Sequence] = set()
         self.steps = 0
         self.scored_most = 0
         """Tokens of a row that is scored."""
@@ -124,6 +128,8 @@ class ToyEngine:
         self._enter()
         self.steps += 1
         self.ran.append("step")
+        assert self.released.isdisjoint(row.sequence for row in rows), "each-is-released"
+        self.live.update(row.sequence for row in rows)
         tokens = [self._row(row) for row in rows]
         self._carry_on(
             [
@@ -136,6 +142,11 @@ class ToyEngine:
             if row.sample and row.sequence.page_sum is not None:
                 row.sequence.page_sum.everywhere = dict(row.sequence.page_sum.here)
         return tokens
+
+    def release(self, sequence: Sequence) -> None:
+        assert sequence not in self.released, "each-is-released"
+        self.live.discard(sequence)
+        self.released.add(sequence)
 
     def sum_pages(self, parts: Sequenced[PageSumRequest]) -> None:
         self._enter()

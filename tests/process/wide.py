@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from baton.engine_interface import PageSumRequest, Row, RowResult
+from baton.engine_interface import Sequence as TokenSequence
 from baton.rooms.request import Token
 from baton.wire.model_bounds import ModelBounds
 from bench.pages.device_memory import Memory, bytes_of
@@ -52,6 +53,9 @@ class WideEngine:
         if self.memory.device != "cpu":
             torch.cuda.synchronize(self.memory.device)
         return drawn
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Do nothing: nothing is stored by sequence."""
 
     def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:
         raise AssertionError("no room here asked for sums")

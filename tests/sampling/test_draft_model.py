@@ -6,7 +6,7 @@ import re
 import shutil
 from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -62,6 +62,7 @@ class Watched:
     engine: TorchEngine
     rows_of: abc.MutableSequence[list[Row]]
     look: Callable[[], None] = lambda: None
+    released: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.layout, self.caches = self.engine.layout, self.engine.caches
@@ -71,6 +72,10 @@ class Watched:
         self.rows_of.append([*rows])
         self.look()
         return self.engine.step(rows)
+
+    def release(self, sequence: Sequence) -> None:
+        self.released.append(sequence)
+        self.engine.release(sequence)
 
 
 def asking(worker: ShuffledWorker, prompt: abc.Sequence[int], sampling: Sampling = GREEDY) -> Tenant:

@@ -266,6 +266,7 @@ def _worker(worker: SimulatedWorker) -> list[str]:
             found += _held(name, "pages left for those that grow", sum(capacity.margin))
             found += _held(name, "sequences granted", AHEAD * work.max_running - capacity.rows)
         found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)
+        found += _held(name, "sequences that are not released", len(rank.engine.live))
         found += _held(name, "steps", int(not rank.step_thread.free))
         found += _held(
             name, "questions in the mailbox", len(rank.mailbox.unanswered) + len(rank.mailbox.waiting)

@@ -15,6 +15,7 @@ from hashlib import shake_128
 from typing import Any, Final
 
 from baton.engine_interface import PageSumRequest, Row, RowResult, take
+from baton.engine_interface import Sequence as TokenSequence
 from baton.pages.kv_checksum import key, lane, mix, multiplier
 from baton.pages.layout import GroupHead, KvLayout
 from baton.rooms.request import Request, Token
@@ -129,8 +130,14 @@ class SimulatedEngine:
     """One rank's memory and what is computed in it."""
 
     def __init__(
-        self, layout: KvLayout, pages: int, model: SimulatedModel, foreign: Callable[[str], None]
+        self,
+        layout: KvLayout,
+        pages: int,
+        model: SimulatedModel,
+        foreign: Callable[[str], None],
+        unreleased: Callable[[str], None],
     ) -> None:
+        """`foreign`, `unreleased`: report content that is not a room's own, and wrong releases."""
         self._page_bytes = group_of(layout).page_bytes
         self._size = group_of(layout).page_tokens
         self._lanes = tuple(
@@ -141,13 +148,35 @@ class SimulatedEngine:
         self._lane_bytes = self._size * WORD
         self._model = model
         self._foreign = foreign
+        self._unreleased = unreleased
+        self.live: set[TokenSequence] = set()
+        """Sequences that a step had a row of, and that were not released."""
+        self._released: set[TokenSequence] = set()
+        self._computing: set[TokenSequence] = set()
         self.memory = HostMemory(pages * self._page_bytes)
         self._pages = model.pages.setdefault((self._size, *self._lanes), {})
         self._whole = model.whole.setdefault((self._size, *self._lanes), {})
 
     def bind_thread(self) -> None: ...
 
+    def release(self, sequence: TokenSequence) -> None:
+        if sequence not in self.live:
+            self._unreleased(f"request {sequence.request.request_id} is released twice")
+        if sequence in self._computing:
+            self._unreleased(f"request {sequence.request.request_id} is released while its row is computed")
+        self.live.discard(sequence)
+        self._released.add(sequence)
+
+    def end(self) -> None:
+        """Note that nothing is computed."""
+        self._computing = set()
+
     def begin(self, rows: Sequence[Row]) -> None:
+        self._computing = {row.sequence for row in rows}
+        self.live |= self._computing
+        for row in rows:
+            if row.sequence in self._released:
+                self._unreleased(f"request {row.sequence.request.request_id} has a row after its release")
         self._read(rows, "starts")
         noise = _NOISE * self._page_bytes
         for row in rows:
@@ -295,3 +324,4 @@ class SimulatedThread(Executor):
             ended.set_exception(StepFault("a fault of the simulation"))
         else:
             ended.set_result(work())
+        self._engine.end()

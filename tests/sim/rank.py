@@ -111,6 +111,7 @@ class Rank:
     group: RankGroup
     mailbox: Mailbox
     bank: Bank
+    engine: SimulatedEngine
     step_thread: StepThread
     registry: CollectorRegistry
     work: PrefillWork | DecodeWork
@@ -254,13 +255,16 @@ def make_rank(
     def foreign(text: str) -> None:
         world.trace.violate(world.loop.time(), "stale-never-served", f"{process.name}: {text}")
 
+    def unreleased(text: str) -> None:
+        world.trace.violate(world.loop.time(), "each-is-released", f"{process.name}: {text}")
+
     def fails() -> bool:
         if not world.step_failure_share or rng.random() >= world.step_failure_share:
             return False
         world.trace.fault(world.loop.time(), "step failed", process.name)
         return True
 
-    engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign)
+    engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign, unreleased)
     step_thread = StepThread(
         engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow)
     )
@@ -323,7 +327,7 @@ def make_rank(
         work.landed, work.rank = engine, group.rank
         work.claims = ChanceClaims(random.Random(f"{shape.writes.seed}/{worker}/local"), shape.local)
         work.growth = world.growth(worker, group.size, process.name)
-    return Rank(process, clock, group, mailbox, bank, step_thread, registry, work, known)
+    return Rank(process, clock, group, mailbox, bank, engine, step_thread, registry, work, known)
 
 
 def _clock(world: World, rng: random.Random) -> SkewedClock:

@@ -10,9 +10,10 @@ import pytest
 
 from baton.both.wiring import BorrowedThread
 from baton.engine_interface import EngineLost, PageSumRequest, RankGroupBroken, Row, RowResult
+from baton.engine_interface import Sequence as TokenSequence
 from baton.ids import Incarnation
 from baton.parallel.solo import SoloGroup
-from baton.rooms.request import Token
+from baton.rooms.request import Request, Token
 from baton.runtime.errors import EngineStuck
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
@@ -30,6 +31,7 @@ class Held:
     def __init__(self) -> None:
         self.let_go = threading.Event()
         self.fails: Exception | None = None
+        self.released: list[TokenSequence] = []
 
     def bind_thread(self) -> None:
         self.bound = threading.current_thread()
@@ -44,6 +46,9 @@ class Held:
 
     def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:
         self.step([])
+
+    def release(self, sequence: TokenSequence) -> None:
+        self.released.append(sequence)
 
 
 class Bench:
@@ -233,3 +238,39 @@ async def test_a_side_that_ends_leaves_the_thread_to_the_other() -> None:
         async with asyncio.timeout(WAIT_S):
             await done.wait()
         assert second.take() == [(Token(7),)]
+
+
+def row_of(name: str) -> Row:
+    return Row(TokenSequence(Request(name, (1, 2), 1), []), 0, 2, ((0,),), sample=True)
+
+
+async def test_each_is_released_once_and_not_while_its_row_is_computed(bench: Bench) -> None:
+    first, second, unseen = row_of("first"), row_of("second"), row_of("unseen")
+    bench.engine.let_go.set()
+    bench.step_thread.start([first])
+    await bench.ended()
+    assert bench.step_thread.take() is not None
+    bench.engine.let_go.clear()
+    bench.step_thread.start([second])
+    for row in (first, second, unseen):
+        bench.step_thread.release(row.sequence)
+        bench.step_thread.release(row.sequence)
+    assert bench.engine.released == [first.sequence], "no step had a row of the last one"
+    bench.done.clear()
+    bench.engine.let_go.set()
+    await bench.ended()
+    assert bench.step_thread.take() is not None
+    bench.step_thread.release(second.sequence)
+    assert bench.engine.released == [first.sequence, second.sequence]
+
+
+async def test_each_is_released_also_after_a_step_that_failed(bench: Bench) -> None:
+    row = row_of("mine")
+    bench.engine.fails = RuntimeError("as a library may")
+    bench.step_thread.start([row])
+    bench.step_thread.release(row.sequence)
+    bench.engine.let_go.set()
+    await bench.ended()
+    with pytest.raises(StepFailed):
+        bench.step_thread.take()
+    assert bench.engine.released == [row.sequence]
