@@ -21,6 +21,7 @@ from baton.cli.chat_settings import ChatSettings
 from baton.cli.options import add_command
 from baton.cli.peers_flags import refuse_peers_flags
 from baton.decode.settings import DecodeSettings
+from baton.launch.engine_table import load_starter
 from baton.launch.model_check import check_models, check_worker_models
 from baton.launch.serve_settings import ServeSettings, not_taken, panels
 from baton.prefill.settings import PrefillSettings
@@ -72,7 +73,7 @@ def _prefill(flags: Flags) -> int:
     if _launches(settings):
         return _launch(settings)
     with collection_paused():
-        from baton.engine.engine_startup import start_rank
+        start_rank = load_starter(settings.engine, settings.device, "start_rank")
         from baton.prefill.wiring import run
 
     return run(settings, start_rank)
@@ -83,8 +84,8 @@ def _decode(flags: Flags) -> int:
     if _launches(settings):
         return _launch(settings)
     with collection_paused():
+        start_rank = load_starter(settings.engine, settings.device, "start_rank")
         from baton.decode.wiring import run
-        from baton.engine.engine_startup import start_rank
 
     return run(settings, start_rank)
 
@@ -100,8 +101,8 @@ def _worker(flags: Flags) -> int:
     settings = load(BothSettings, flags, os.environ, KNOWN)
     _launches(settings)
     with collection_paused():
+        start_both = load_starter(settings.engine, settings.device, "start_both")
         from baton.both.wiring import run
-        from baton.engine.engine_startup import start_both
 
     return run(settings, start_both)
 

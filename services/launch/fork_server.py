@@ -32,15 +32,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from baton.launch.engine_table import engine_module
 from baton.launch.process_title import set_process_title
 from baton.runtime.child_process import FORK_SERVER, baton_command, module_command
 from baton.runtime.environment_check import clean_environment
 from baton.runtime.parent_watch import die_with_parent
+from baton.runtime.settings import PREFIX
 
 READY: Final = b"ready"
 BEGIN: Final = b"b"
-WORKER_MODULES: Final = ("baton.both.wiring", "baton.engine.engine_startup")
-"""Modules of a worker that take long to import."""
+ENGINE_VARIABLES: Final = (f"{PREFIX}ENGINE", f"{PREFIX}DEVICE")
+"""Variables by which a server knows whose engine it imports."""
 FILES: Final = 3
 PID_BYTES: Final = 32
 THREADS: Final = Path("/proc/self/task")
@@ -75,13 +77,24 @@ class ForkOrder:
         return cls(tuple(order["words"]), order["environ"], order["parent"])
 
 
-def serve_forks(control: socket.socket, program: str, modules: Sequence[str] = WORKER_MODULES) -> bool:
+def worker_modules(engine: str = "auto", device: str = "auto") -> tuple[str, ...]:
+    """Return the modules of a worker that take long to import. `engine`, `device`: of its settings."""
+    return "baton.both.wiring", engine_module(engine, device)
+
+
+def engine_variables(engine: str, device: str) -> dict[str, str]:
+    """Return the variables of a server whose workers have these settings."""
+    return dict(zip(ENGINE_VARIABLES, (engine, device), strict=True))
+
+
+def serve_forks(control: socket.socket, program: str, modules: Sequence[str] | None = None) -> bool:
     """Import `modules`, and fork a worker for each request on `control`.
 
     Return True in a worker, which runs its command now, and False in the server once no process can send
-    requests any more. `program`: path of the command's program, for the worker's `sys.argv`.
+    requests any more. `program`: path of the command's program, for the worker's `sys.argv`. `modules`: those
+    of a worker whose engine the environment names, if not given.
     """
-    _import_all(modules)
+    _import_all(modules or worker_modules(*(os.environ.get(name, "auto") for name in ENGINE_VARIABLES)))
     control.send(READY)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1, FILES)
@@ -98,13 +111,15 @@ def serve_forks(control: socket.socket, program: str, modules: Sequence[str] = W
         control.send(f"{max(worker, 0)} {os.strerror(-worker) if worker < 0 else ''}".encode())
 
 
-def fork_own_server(serve: Callable[[socket.socket], None]) -> tuple[int, socket.socket] | None:
+def fork_own_server(
+    serve: Callable[[socket.socket], None], modules: Sequence[str]
+) -> tuple[int, socket.socket] | None:
     """Fork a server from this process, with which it ends.
 
     Return its process id and the socket of its requests, or None if this process has not imported all
-    modules, has several threads, or cannot be forked. `serve`: what the server runs, with its socket.
+    `modules`, has several threads, or cannot be forked. `serve`: what the server runs, with its socket.
     """
-    if not sys.modules.keys() >= set(WORKER_MODULES) or _thread_count() > 1:
+    if not sys.modules.keys() >= set(modules) or _thread_count() > 1:
         return None
     parent = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -28,7 +28,7 @@ from baton.launch.exit_reports import (
     reporter,
     wait,
 )
-from baton.launch.fork_server import fork_own_server
+from baton.launch.fork_server import engine_variables, fork_own_server, worker_modules
 from baton.launch.fork_server_client import ForkServer
 from baton.launch.level_filter import LINE_START
 from baton.launch.rank_exits import GroupExit, collect, failure_of
@@ -67,13 +67,14 @@ def run_ranks(
     """
     check_shape(settings)
     has_several = len(settings.ranks_here) > 1
-    loaded = fork_own_server(serve_forks) if has_several else None
+    modules = worker_modules(settings.engine, settings.device)
+    loaded = fork_own_server(serve_forks, modules) if has_several else None
 
     async def serve(shutdown: asyncio.Event) -> int:
         report_exit = reporter(settings.bootstrap, settings.tls, settings.run_token)
         if not has_several:
             return await RankProcesses(settings, environ, report_exit, SystemClock()).serve(shutdown)
-        own = without_settings(environ)
+        own = without_settings(environ) | engine_variables(settings.engine, settings.device)
         async with ForkServer(own, lambda _: False, _log_fallback, SystemClock(), loaded) as fork_server:
             await unless_stopped(shutdown, fork_server.settled())
             ranks = RankProcesses(settings, environ, report_exit, SystemClock(), fork_server=fork_server)

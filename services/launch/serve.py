@@ -13,6 +13,7 @@ from rich.console import Console
 
 from baton.launch.child import Child, describe_exit, start_child
 from baton.launch.exit_reports import ReportExit, draw_exit_secret, reporter
+from baton.launch.fork_server import engine_variables
 from baton.launch.fork_server_client import ForkServer
 from baton.launch.gpus import VISIBLE, find_gpus
 from baton.launch.level_filter import LevelFilter
@@ -55,7 +56,10 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     async def serve(shutdown: asyncio.Event) -> int:
         fork_server = None
         if any(part.computes for part in plan.workers):
-            fork_server = ForkServer(environ, LevelFilter(settings.log_level), screen.show, SystemClock())
+            preloading = environ | engine_variables(
+                plan.worker_flag("--engine"), plan.worker_flag("--device")
+            )
+            fork_server = ForkServer(preloading, LevelFilter(settings.log_level), screen.show, SystemClock())
         stack = ServeStack(settings, plan, environ, screen, fork_server=fork_server)
         return await stack.serve(shutdown)
 

@@ -93,6 +93,10 @@ class StackPlan:
     run_token: str = field(repr=False)
     """Token that the parts show each other. Empty if they show certificates."""
 
+    def worker_flag(self, name: str) -> str:
+        """Return the value of a flag of the workers, "auto" if it is not given."""
+        return next(filter(None, (part.flag(name) for part in self.workers)), "auto")
+
 
 def make_plan(
     serve: ServeSettings,

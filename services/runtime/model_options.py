@@ -17,6 +17,17 @@ class LoadFormat(Enum):
     kind."""
 
 
+class EngineName(Enum):
+    """Engine that computes a worker's steps."""
+
+    AUTO = "auto"
+    """vLLM's on a GPU where it is installed, else torch's."""
+    TORCH = "torch"
+    """Baton's own, on PyTorch."""
+    VLLM = "vllm"
+    """vLLM's worker and model runner."""
+
+
 class Quantize(Enum):
     """Number of bits in which weights are stored, in place of the numbers that were loaded."""
 

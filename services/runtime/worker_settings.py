@@ -9,7 +9,7 @@ from baton.pages.kv_checksum import KvChecksum
 from baton.rooms.ballot import ROOMS_MAX
 from baton.rooms.worker_facts import CANARY_ROOMS
 from baton.runtime.errors import SettingsError
-from baton.runtime.model_options import Quantize
+from baton.runtime.model_options import EngineName, Quantize
 from baton.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from baton.runtime.setting_kinds import (
     ADDRESS,
@@ -33,6 +33,7 @@ OUTSIDE_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 """Pattern of characters in a host's name that a worker's name may not have."""
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104
 DEVICE: Final = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
+ENGINE: Final = choices(*(each.value for each in EngineName))
 DTYPE: Final = choices("auto", "bfloat16", "float32")
 QUANTIZE: Final = choices(*(each.value for each in Quantize))
 CHECKSUM: Final = choices(*(each.value for each in KvChecksum))
@@ -76,6 +77,12 @@ class WorkerSettings(ServiceSettings):
     grpc_port: int = setting(0, "gRPC port to listen on (0: any free one).", PORT)
     metrics_port: int = setting(0, "Port of /metrics, /started, /health and /ready (0: any free one).", PORT)
     model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)
+    engine: str = setting(
+        EngineName.AUTO.value,
+        "What computes steps, the same on every worker: torch (Baton's own), vllm (vLLM's, installed beside"
+        " Baton), or auto (vllm on a GPU where it is installed, else torch).",
+        ENGINE,
+    )
     dtype: str = setting(
         "auto", "Number format of weights and KV (auto: bfloat16 if the device has it, else float32).", DTYPE
     )

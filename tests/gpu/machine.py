@@ -35,7 +35,7 @@ ASK_S: Final = 20.0
 FORKS: Final = """
 import os, sys
 import baton.launch.fork_server as preloaded
-preloaded._import_all(preloaded.WORKER_MODULES)
+preloaded._import_all(preloaded.worker_modules())
 import torch
 worker = os.fork()
 if worker == 0:

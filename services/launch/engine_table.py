@@ -1,0 +1,86 @@
+"""Engines that a worker can have, by name, each imported when it is chosen."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+from baton.launch.gpus import Gpus, find_gpus
+from baton.runtime.errors import StartupError
+from baton.runtime.model_options import EngineName
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """One engine of the table."""
+
+    module: str
+    """Module with `start_rank`, an `EngineLoader`, and perhaps `start_both`, an `EnginePairLoader`."""
+    package: str
+    """Package that the engine needs, and that may be missing."""
+    install: str
+    """What to install if it is missing."""
+
+
+ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
+    EngineName.TORCH: EngineEntry("baton.engine.engine_startup", "torch", "baton-serve, with its packages"),
+    EngineName.VLLM: EngineEntry("baton.vllm.engine_startup", "vllm", "baton-serve[vllm]"),
+}
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported here. It is not imported."""
+    return find_spec(package) is not None
+
+
+def choose_engine(
+    name: str,
+    device: str,
+    environ: Mapping[str, str] = os.environ,
+    installed: Callable[[str], bool] = is_installed,
+    gpus: Callable[[Mapping[str, str]], Gpus] = find_gpus,
+) -> EngineName:
+    """Return the engine that `--engine` names. `device`: value of `--device`.
+
+    Raises StartupError if its package is not installed.
+    """
+    engine = EngineName(name)
+    if engine is EngineName.AUTO:
+        # A GPU is looked for last, since that takes a program of the driver.
+        vllm = device != "cpu" and installed(ENGINES[EngineName.VLLM].package) and bool(gpus(environ))
+        return EngineName.VLLM if vllm else EngineName.TORCH
+    entry = ENGINES[engine]
+    if not installed(entry.package):
+        raise StartupError(
+            f"--engine {name}: the package {entry.package} is not installed in this environment; install "
+            f"{entry.install}"
+        )
+    return engine
+
+
+def engine_module(name: str, device: str) -> str:
+    """Return the module of the engine that `--engine` names, for a process that preloads it.
+
+    An engine that is missing is reported by the worker that needs it, and the first one is preloaded.
+    """
+    try:
+        return ENGINES[choose_engine(name, device)].module
+    except StartupError:
+        return ENGINES[EngineName.TORCH].module
+
+
+def load_starter(name: str, device: str, function: str) -> Callable[..., Any]:
+    """Import the engine that `--engine` names, and return its `function`: "start_rank" or "start_both".
+
+    Takes seconds. Raises StartupError if the engine is not installed or has no such function.
+    """
+    engine = choose_engine(name, device)
+    starter = getattr(import_module(ENGINES[engine].module), function, None)
+    if starter is None:
+        raise StartupError(
+            f"--engine {engine.value}: it does not serve both sides in one process; start a prefill and a "
+            "decode worker"
+        )
+    return starter  # type: ignore[no-any-return]
