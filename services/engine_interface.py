@@ -332,11 +332,28 @@ class DraftPages(Protocol):
         """Return the number of pages that are `taken` and that are `free`."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine promises, with its number format and on its device. A worker registers it."""
+
+    name: str
+    """Name of the engine, as `--engine` has it."""
+    batch_invariant: bool
+    """True if a request's tokens depend neither on the other rows of its steps, nor on how its prompt was
+    divided into chunks."""
+    chunked_prompts: bool = True
+    """False if a row of several tokens has to begin at position 0. Then a prompt is one row, without cached
+    prefixes, further choices, prompt scores or drafts."""
+
+
 class Engine(Steps, Protocol):
     """A model over a paged KV cache.
 
     If several ranks share a model, each has an engine, and all get the same steps.
     """
+
+    @property
+    def facts(self) -> EngineFacts: ...
 
     @property
     def whole(self) -> KvLayout:

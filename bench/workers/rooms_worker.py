@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from baton.engine_interface import PageSumRequest, Row, RowResult
+from baton.engine_interface import EngineFacts, PageSumRequest, Row, RowResult
 from baton.engine_interface import Sequence as TokenSequence
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.request import Token
@@ -27,6 +27,7 @@ class ToyEngine:
     vocab_size = VOCABULARY
     context_length = CONTEXT
     scored_max = 0
+    facts = EngineFacts(MODEL, batch_invariant=True)
     grammars = None
     draft_pages = None
 

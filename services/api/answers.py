@@ -187,6 +187,12 @@ class ModelCard(BaseModel):
     default_sampling_params: dict[str, Any]
     quantize: str | None
     """Format in which workers hold the weights. Null while no worker is known."""
+    engine: str | None
+    """Engine that computes. This and the next two are null while no worker is known."""
+    dtype: str | None
+    """Number format of keys and values."""
+    batch_invariant: bool | None
+    """Whether tokens depend neither on what is computed together nor on how prompts are divided."""
     type: Literal["model"]
     """This field and the next ones are Anthropic's."""
     display_name: str

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from baton.rooms.errors import Reason
 from baton.rooms.request import FinishReason, Request, Score, Token
+from baton.rooms.worker_facts import ServedEngine
 
 
 class Hangup(Enum):
@@ -103,6 +104,13 @@ class Limits:
     alone_tokens: int = 0
     """Longest prompt that a decode worker can ever compute itself, without scores. 0: none that does is
     known."""
+    engine: ServedEngine | None = None
+    """What the workers promise. None: no worker is known yet."""
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt is computed in one step only: one choice, and no scores of the prompt."""
+        return self.engine is not None and self.engine.whole_prompts
 
 
 class Backend(Protocol):

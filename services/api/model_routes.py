@@ -14,6 +14,7 @@ from baton.api.http.openapi_document import NAMING, describe
 from baton.api.model_interface import Model
 from baton.api.requests.meaning_reader import check_model
 from baton.api.requests.sampling_defaults import differing
+from baton.rooms.worker_facts import ServedEngine
 
 
 def root_answer(release: str) -> dict[str, str]:
@@ -37,6 +38,7 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
             "max_model_len": backend.limits().context_tokens,
             "default_sampling_params": differing(model.recommended_sampling),
             "quantize": backend.limits().quantize,
+            **_promises(backend.limits().engine),
             "type": "model",
             "display_name": name,
             "created_at": created_at,
@@ -65,6 +67,17 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
         return {"version": release}
 
     return router
+
+
+def _promises(engine: ServedEngine | None) -> dict[str, Any]:
+    """Return what the workers promise, as fields of a model's card."""
+    if engine is None:
+        return dict.fromkeys(("engine", "dtype", "batch_invariant"))
+    return {
+        "engine": engine.name or None,
+        "dtype": engine.dtype,
+        "batch_invariant": engine.batch_invariant,
+    }
 
 
 def root_route(release: str) -> APIRouter:

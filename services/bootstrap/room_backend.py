@@ -62,6 +62,7 @@ class RoomBackend:
             registry.decode_page_tokens,
             registry.quantize,
             registry.tokens_max_alone,
+            registry.engine,
         )
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:

@@ -12,6 +12,7 @@ from baton.decode.settings import DecodeSettings
 from baton.engine_interface import EngineLoader
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.phases import Side
+from baton.runtime.errors import StartupError
 from baton.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
 from baton.wire.receiver_secret import digest_of, draw_secret
 from baton.worker.lifecycle.leader_host import WorkerHost
@@ -34,6 +35,11 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
     """Return the decode side of a rank."""
     settings, host = rank.settings, rank.host
     speculation = settings.speculation
+    if (speculation.longest or speculation.ahead) and not rank.engine.facts.chunked_prompts:
+        raise StartupError(
+            f"--speculate {settings.speculate}: --engine {rank.engine.facts.name} checks no drafts of this"
+            " model; leave it out"
+        )
     secret = draw_secret()
     peers: Peers = FollowerPeers()
     if isinstance(host, WorkerHost):

@@ -5,15 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.engine.execution.execution import Execution
+from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
-from baton.engine_interface import Row
+from baton.engine_interface import EngineFacts, Row
 from baton.grammars.grammar_cache import GrammarCache
 from baton.inference.collectives import Collectives
 from baton.inference.runner import Runner
 from baton.inference.step_engine import StepEngine
 from baton.pages.layout import KvLayout
+from baton.runtime.model_options import EngineName
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class TorchEngine(StepEngine):
             cache,
             rank_group,
             runner,
+            EngineFacts(EngineName.TORCH.value, is_batch_invariant(cache, execution)),
             vocab_size=model.vocab_size,
             context_length=model.facts.context_length,
             flush=flush,
@@ -74,3 +77,12 @@ class TorchEngine(StepEngine):
         if used < size and (entered or cleared != ClearedTail(page)):
             self.cache.clear_tail(page, used)
         sequence.engine_state = None if row.drafts else ClearedTail(page)
+
+
+def is_batch_invariant(cache: PagedKvCache, execution: Execution) -> bool:
+    """Return whether tokens do not depend on what is computed together.
+
+    Compiled steps sum in the same order for any batch. The library's products do not, but in float32 the
+    difference changes hardly any draw.
+    """
+    return cache.group.dtype == "float32" or execution.kind is ExecutionKind.COMPILED

@@ -12,6 +12,7 @@ from baton.fleet.pair_health import PairHealth
 from baton.fleet.side_workers import SideWorkers
 from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation
+from baton.pages.layout import PLAIN
 from baton.rooms.errors import (
     DeclaredGone,
     NameInUse,
@@ -20,7 +21,7 @@ from baton.rooms.errors import (
     WorkerRefused,
 )
 from baton.rooms.phases import Side
-from baton.rooms.worker_facts import WEIGHT_TOTAL, StackFacts, WorkerFacts
+from baton.rooms.worker_facts import WEIGHT_TOTAL, ServedEngine, StackFacts, WorkerFacts, served_engine
 
 DEPARTED_MAX: Final = 1024
 TURN_MS_MAX: Final = 3_000
@@ -302,6 +303,11 @@ class WorkerTable:
         """Quantization of the model's weights on all workers; None without workers."""
         return next((worker.facts.stack.quantize for worker in self._leases.values()), None)
 
+    @property
+    def engine(self) -> ServedEngine | None:
+        """Promises of all workers together; None without workers."""
+        return served_engine(worker.facts for worker in self._leases.values())
+
     def tokens_max_now(self, side: Side) -> int:
         """Return the most KV positions that a request may take on a side now, of workers that get rooms now
         or may again at once, if there are any."""
@@ -325,7 +331,7 @@ class WorkerTable:
             _check_stack(worker.facts.stack, facts.stack)
         for side in self.sides.values():
             for page_tokens in side.page_sizes:
-                _check_pages(page_tokens, facts.page_tokens)
+                _check_pages(page_tokens, facts.page_tokens, encoded=_is_encoded(facts))
 
     def _expect(self, worker: Worker, now_ms: int) -> None:
         """Expect a worker, or the one that is started in its place, if it ever served."""
@@ -369,6 +375,10 @@ class WorkerTable:
             self._loaded(twin)
 
 
+def _is_encoded(facts: WorkerFacts) -> bool:
+    return any(each != PLAIN for each in facts.stack.encoding)
+
+
 def _check_stack(known: StackFacts, new: StackFacts) -> None:
     got = new.in_words()
     for name, want in known.in_words().items():
@@ -376,7 +386,10 @@ def _check_stack(known: StackFacts, new: StackFacts) -> None:
             raise WorkerRefused(name, want, got[name])
 
 
-def _check_pages(known: int, new: int) -> None:
+def _check_pages(known: int, new: int, *, encoded: bool) -> None:
+    """Raise WorkerRefused unless pages of both sizes can be handed over. `encoded`: they go whole."""
     small, large = sorted((known, new))
+    if encoded and small != large:
+        raise WorkerRefused("page_tokens", str(known), f"{new}: encoded pages go whole")
     if large % small:
         raise WorkerRefused("page_tokens", str(known), f"{new}: neither is a multiple")

@@ -5,12 +5,13 @@ numbers leave the device. It is exact on every device: integers that wrap.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import torch
 
 from baton.pages.kv_checksum import GAMMA, MIX, WORD, lane, multiplier, word_bytes
-from baton.pages.layout import KvGroup
+from baton.pages.layout import PLAIN, KvGroup, KvPlane
 
 BYTES_AT_A_TIME: Final = 4 * 2**20
 """Bytes of pages that are read at once, unless one layer of a page has more. Intermediate results take four
@@ -20,7 +21,7 @@ _WORDS: Final = {2: torch.int16, 4: torch.int32}
 
 
 class Pages(Protocol):
-    """KV memory as in `baton.engine.kv_cache.PagedKvCache`."""
+    """KV memory as in `baton.inference.kv_memory.KvCache`."""
 
     @property
     def group(self) -> KvGroup: ...
@@ -35,7 +36,10 @@ class PageSummer:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        group, device = pages.group, pages.tensor.device
+        self._page_tokens = 1 if pages.group.encoding == PLAIN else pages.group.page_tokens
+        """Positions that are one vector of the sum."""
+        self._group = group = summed_group(pages.group)
+        device = pages.tensor.device
         (vector_bytes,) = set(map(group.vector_bytes, group.planes))
         width = word_bytes(vector_bytes)
         self._word = _WORDS[width]
@@ -50,8 +54,12 @@ class PageSummer:
         return sum(self.by_head(table, start, stop).values()) & WORD
 
     def by_head(self, table: Sequence[int], start: int, stop: int) -> dict[int, int]:
-        """Return the sum of each KV head on this rank, by its id."""
-        heads = self._pages.group.heads
+        """Return the sum of each KV head on this rank, by its id.
+
+        An encoded page counts whole if its first position is in [start, stop).
+        """
+        heads = self._group.heads
+        start, stop = -(-start // self._page_tokens), -(-stop // self._page_tokens)
         totals = torch.zeros(len(heads), dtype=torch.int64, device=self._lanes.device)
         for first, pages, layers in self.pieces(table, start, stop):
             totals += self._sum(first, pages, layers, start, stop)
@@ -60,8 +68,9 @@ class PageSummer:
     def pieces(
         self, table: Sequence[int], start: int, stop: int
     ) -> Iterator[tuple[int, Sequence[int], slice]]:
-        """Yield pieces that cover the positions: (position of the first page, some pages, some layers)."""
-        group = self._pages.group
+        """Yield pieces that cover positions of `summed_group`: (position of the first page, some pages, some
+        layers)."""
+        group = self._group
         size, layer_count = group.page_tokens, len(group.layers)
         pages_each = max(BYTES_AT_A_TIME // group.page_bytes, 1)
         layers_each = max(BYTES_AT_A_TIME * layer_count // group.page_bytes, 1)
@@ -75,14 +84,25 @@ class PageSummer:
                 )
 
     def _sum(self, first: int, pages: Sequence[int], layers: slice, start: int, stop: int) -> torch.Tensor:
-        device, size = self._lanes.device, self._pages.group.page_tokens
-        read = self._pages.tensor.view(self._word)[:, :, layers]
+        device, size = self._lanes.device, self._group.page_tokens
+        tensor = self._pages.tensor
+        if self._page_tokens > 1:
+            tensor = tensor.flatten(3)[:, :, :, None, None]
+        read = tensor.view(self._word)[:, :, layers]
         words = read.index_select(0, torch.tensor(pages, device=device)).to(torch.int64)
         vectors = words.mul_(self._multipliers).sum(-1)
         positions = torch.arange(first, first + len(pages) * size, device=device).view(-1, 1, 1, 1, size)
         keys = _mix(self._lanes[:, layers] + positions * _signed(GAMMA))
         counts = (positions >= start) & (positions < stop)
         return (_mix(vectors.add_(keys)) * counts).sum(dim=(0, 2, 3, 4))
+
+
+def summed_group(group: KvGroup) -> KvGroup:
+    """Return the geometry by which `group` is summed: an encoded page is one position with one vector."""
+    if group.encoding == PLAIN:
+        return group
+    elements = group.page_tokens * sum(plane.elements for plane in group.planes)
+    return replace(group, page_tokens=1, planes=(KvPlane(group.encoding, elements),))
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from baton.engine_interface import (
+    EngineFacts,
     EngineLost,
     LogitsNotFinite,
     PageSumRequest,
@@ -34,7 +35,7 @@ from baton.inference.sampled_results import (
     broadcast_scores,
     draw_tokens,
 )
-from baton.pages.layout import KvLayout
+from baton.pages.layout import PLAIN, KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Request
 from baton.runtime.errors import StartupError
@@ -63,6 +64,7 @@ class StepEngine:
         cache: KvCache,
         rank_group: Collectives,
         runner: Runner,
+        facts: EngineFacts,
         *,
         vocab_size: int,
         context_length: int,
@@ -72,6 +74,7 @@ class StepEngine:
         """`whole`: pages of the worker over all ranks. `runner`: computes over `cache`. `flush`: called
         before pages are read that others may have written. `grammars`: compiles grammars, on the rank that
         draws."""
+        self.facts = facts
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.whole = whole
@@ -132,7 +135,7 @@ class StepEngine:
                 taken[index] = each
         self._sum_up(
             [
-                PageSumRequest(row.sequence.page_sum, row.tables, row.stop)
+                PageSumRequest(row.sequence.page_sum, row.tables, self._summed_stop(row))
                 for row in rows
                 if row.sequence.page_sum
             ]
@@ -200,6 +203,14 @@ class StepEngine:
         if self._flush is not None:
             self._flush()
         self._sum_up(parts)
+
+    def _summed_stop(self, row: Row) -> int:
+        """Return the position up to which a row's pages are summed. An encoded page that later rows of the
+        prompt write to is left out."""
+        group = self.cache.group
+        if row.sample or group.encoding == PLAIN:
+            return row.stop
+        return row.stop // group.page_tokens * group.page_tokens
 
     def _sum_up(self, parts: abc.Sequence[PageSumRequest]) -> None:
         for part in parts:

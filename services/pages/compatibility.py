@@ -1,15 +1,15 @@
 """Check whether the ranks of one worker can hand over to those of another.
 
 A difference that cannot be mapped is refused by its field. Properties of all pages are compared rank by
-rank and group by group. One page size has to be a multiple of the other. Layers and heads are compared by
-what all ranks of a side hold together.
+rank and group by group. One page size has to be a multiple of the other, or the same if pages are encoded.
+Layers and heads are compared by what all ranks of a side hold together.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
 from baton.pages.errors import LayoutMismatch
-from baton.pages.layout import KvGroup, KvLayout
+from baton.pages.layout import PLAIN, KvGroup, KvLayout
 from baton.topology import RANKS_MAX
 
 _IDS_SHOWN: Final = 8
@@ -29,7 +29,7 @@ def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> Non
                 _check_equal(field, getattr(first, field), "of sender rank 0", getattr(each, field), whose)
             _check_equal("groups", len(first.groups), "of sender rank 0", len(each.groups), whose)
             for one, another in zip(first.groups, each.groups, strict=True):
-                for field in ("kind", "dtype", "planes"):
+                for field in ("kind", "dtype", "planes", "encoding"):
                     _check_equal(field, _shown(one, field), "of sender rank 0", _shown(another, field), whose)
             for one, another in zip(layouts[0].groups, each.groups, strict=True):
                 _check_equal("page_tokens", one.page_tokens, f"of {side} rank 0", another.page_tokens, whose)
@@ -39,6 +39,12 @@ def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> Non
 
 def _check_group(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> None:
     source, target = senders[0].page_tokens, receivers[0].page_tokens
+    if senders[0].encoding != PLAIN and source != target:
+        raise LayoutMismatch(
+            "page_tokens",
+            f"{source} of the sender",
+            f"{target} of the receiver: pages in encoding {senders[0].encoding} go whole",
+        )
     if max(source, target) % min(source, target):
         raise LayoutMismatch(
             "page_tokens", f"{source} of the sender", f"{target} of the receiver: neither is a multiple"

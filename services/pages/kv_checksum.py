@@ -12,6 +12,9 @@ The sum over different ranks, page sizes or windows is the sum of its parts. Eac
 multiplier, so its position counts. Each vector has its own key, so that swapped, missing or misplaced vectors
 are found, and a vector of zeros counts like any other.
 
+Pages in an encoding have no vectors by position. There the sum is over whole pages: all bytes of one head and
+layer of a page are one vector, of plane 0, and the page's number in the sequence is its position.
+
 A single wrong bit is always found. Any other difference stays unnoticed by chance, at worst once in 2**32.
 The sum finds faults of memory, transport and bookkeeping. It does not protect from deliberate changes.
 """

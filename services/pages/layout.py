@@ -9,6 +9,9 @@ So a page is one contiguous run of bytes, for few and large descriptors. The hea
 are one run of a page, so that different tensor-parallel sizes are descriptor arithmetic. The same holds for
 the layers of a pipeline rank, head by head. A strip is one head's vectors of one plane and layer over the
 positions of a page. No other module knows the number of planes or the length of their vectors.
+
+An engine may write the strips of one head and layer in an encoding of its own, of as many bytes. It is named,
+so that engines which write differently never hand over to each other.
 """
 
 from collections.abc import Iterator
@@ -21,6 +24,8 @@ from typing import Final, TypeAlias
 from baton.ids import PageCounts
 
 NOT_QUANTIZED: Final = "none"
+PLAIN: Final = "plain"
+"""Encoding of pages whose strips are vectors as this module describes them."""
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUPS_MAX: Final = 4
 """Most groups of one layout, since a metadata record has as many page counts."""
@@ -60,6 +65,9 @@ class KvGroup:
     """Global ids of the KV heads here, ascending. Tensor-parallel ranks split them, or replicate them if
     there are fewer heads than ranks."""
     planes: tuple[KvPlane, ...]
+    encoding: str = PLAIN
+    """How the engine writes the bytes of one head, layer and page. With another encoding than PLAIN only
+    whole pages of equal size can be handed over. Peers must agree on it."""
 
     @property
     def token_bytes(self) -> int:

@@ -6,7 +6,7 @@ from baton.ids import Generation, Incarnation, RoomId
 from baton.prefill.early_grants import EarlyGrants
 from baton.prefill.prefill_room import PrefillRoom
 from baton.prefill.routes import Routes
-from baton.rooms.errors import NotConnected
+from baton.rooms.errors import NotConnected, Refusal
 from baton.rooms.evidence import Granted
 from baton.rooms.steps.step_cost import StepCost
 from baton.wire.baton.v1 import group_pb2, inference_pb2
@@ -33,6 +33,8 @@ class PrefillCommands(RankCommands[SendingSide[PrefillRoom]]):
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
         match what:
             case "run":
+                if self._ports.whole_prompts and command.run.request.HasField("prompt_logprobs"):
+                    raise Refusal("the engine computes a prompt as a whole: it scores none")
                 room: PrefillRoom = self._open(command.run, command.run.decode, "decode")
                 self._early.apply(room.id)
             case "grant":

@@ -3,6 +3,7 @@
 They do not change during an incarnation. Workers, the wire and the router all read them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -20,7 +21,7 @@ WEIGHT_TOTAL: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """Facts that must be equal across the stack. The last five have one value for each group of the KV
+    """Facts that must be equal across the stack. The last six have one value for each group of the KV
     layout."""
 
     schema: str = ""
@@ -29,6 +30,8 @@ class StackFacts:
     quantize: str = ""
     kind: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
+    encoding: tuple[str, ...] = ()
+    """Encoding of pages, by group. Engines that write pages differently differ in it."""
     layers: tuple[int, ...] = ()
     """Number of layers, by group."""
     heads: tuple[int, ...] = ()
@@ -86,6 +89,12 @@ class WorkerFacts:
     """Whether pages of ended sequences stay cached for prompts with the same prefix."""
     computes: bool = False
     """Whether a decode worker computes prompts itself if no prefill worker does."""
+    engine: str = ""
+    """Engine that computes its steps. Empty if not told."""
+    batch_invariant: bool = False
+    """Whether it promises that tokens do not depend on what is computed together."""
+    whole_prompts: bool = False
+    """Whether it computes a prompt in one step only."""
     other_side: OtherSide | None = None
     """The other side of its process; None if it serves this side only."""
     secret_digest: bytes = field(default=b"", repr=False)
@@ -94,3 +103,30 @@ class WorkerFacts:
     exit_digest: bytes = b""
     """SHA-256 of the secret with which the starter of its process reports the exit. Empty if there is no such
     starter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEngine:
+    """What the workers of a stack promise together."""
+
+    name: str
+    """Engine that computes. Empty if not told."""
+    dtype: str
+    """Number format of keys and values."""
+    batch_invariant: bool
+    """Whether tokens depend on no worker on what is computed together."""
+    whole_prompts: bool
+    """Whether some worker computes a prompt in one step only, and so serves less."""
+
+
+def served_engine(workers: Iterable[WorkerFacts]) -> ServedEngine | None:
+    """Return what `workers`, which fit each other, promise together. None without workers."""
+    known = [*workers]
+    if not known:
+        return None
+    return ServedEngine(
+        next((each.engine for each in known if each.engine), ""),
+        next(iter(known[0].stack.dtype), ""),
+        all(each.batch_invariant for each in known),
+        any(each.whole_prompts for each in known),
+    )

@@ -10,6 +10,7 @@ from baton.pages.layout import (
     DTYPE_BYTES,
     GROUPS_MAX,
     NOT_QUANTIZED,
+    PLAIN,
     PLANES_MAX,
     KvGroup,
     KvKind,
@@ -31,6 +32,7 @@ def layout_to_wire(layout: KvLayout) -> workers_pb2.KvLayout:
             workers_pb2.KvGroup(
                 kind=group.kind.value,
                 dtype=group.dtype,
+                encoding=group.encoding,
                 page_tokens=group.page_tokens,
                 layers=group.layers,
                 heads=group.heads,
@@ -77,7 +79,10 @@ def _group_from_wire(wire: workers_pb2.KvGroup) -> KvGroup:
     planes = tuple(
         KvPlane(label_from_wire(each.name, "layout.planes.name"), each.elements) for each in wire.planes
     )
-    return KvGroup(kind, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.heads), planes)
+    encoding = label_from_wire(wire.encoding, "layout.encoding") or PLAIN
+    return KvGroup(
+        kind, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.heads), planes, encoding
+    )
 
 
 def topology_to_wire(topology: Topology) -> workers_pb2.Topology:

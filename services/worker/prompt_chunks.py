@@ -86,17 +86,21 @@ def next_chunks(
     sent: bool = True,
     fixed_tokens: int | None = None,
     score_price: int = 0,
+    whole: bool = False,
 ) -> list[PromptChunk[P]]:
     """Return the chunks of one step.
 
     `rooms`: rooms that may be computed, oldest first. `scored_tokens`: most tokens of the budget for scored
     prompts, whose logits take memory. `sent`: whether the KV is written to a receiver. `fixed_tokens`:
     number of prompt tokens that take as long as an empty step. None: unknown, and the whole budget is used.
-    `score_price`: additional cost of a scored token, in thousandths of a token.
+    `score_price`: additional cost of a scored token, in thousandths of a token. `whole`: prompts have one
+    chunk, whatever the budget, and one of them is computed in a step.
     """
     waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
     if not waiting:
         return []
+    if whole:
+        return [PromptChunk(waiting[0], waiting[0].computed, waiting[0].request.prefill_tokens)]
     rest = [room.request.prefill_tokens - room.computed for room in waiting]
     left = [_before_the_last(room, budget_tokens) for room in waiting] if sent else list(rest)
     scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]

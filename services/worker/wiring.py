@@ -77,8 +77,11 @@ class Rank(Generic[Settings]):
                 for cache, group in zip(self.engine.caches, self.engine.layout.groups, strict=True)
             ),
             rooms_max=self.settings.max_rooms,
-            keeps_prefixes=self.settings.prefix_cache,
+            keeps_prefixes=self.settings.prefix_cache and self.engine.facts.chunked_prompts,
             computes=side is Side.DECODE,
+            engine=self.engine.facts.name,
+            batch_invariant=self.engine.facts.batch_invariant,
+            whole_prompts=not self.engine.facts.chunked_prompts,
         )
 
 
@@ -168,9 +171,8 @@ class Start(Generic[Settings]):
             host.led_by(leader, bytes.fromhex(formed.leaders_word))
         loading = loop.run_in_executor(None, self.load)
         engine: Engine = await service_process.unless_stopped(shutdown, load_together(group, loading))
-        await agree_on(
-            group, {"model": engine.layout.model, "pages": added(cache.pages for cache in engine.caches)}
-        )
+        pages = added(cache.pages for cache in engine.caches)
+        await agree_on(group, {"model": engine.layout.model, "pages": pages, "engine": engine.facts.name})
         engine.bind_thread()  # this thread makes all calls of the transfer
         ports = self._ports(engine, leader, clock)
         rank = Rank(settings, host, engine, ports)
@@ -208,7 +210,7 @@ class Start(Generic[Settings]):
             [cache.pages for cache in engine.caches],
             engine.layout,
             settings.room_limit,
-            keeps_prefixes=settings.prefix_cache,
+            keeps_prefixes=settings.prefix_cache and engine.facts.chunked_prompts,
         )
         with explain_refused_memory(engine.caches[0].device):
             exposure = Exposure(NixlTransfer, draw_incarnation, memory.regions)
@@ -219,6 +221,7 @@ class Start(Generic[Settings]):
             bounds=ModelBounds(engine.vocab_size, engine.context_length),
             checksum=KvChecksum(settings.kv_checksum),
             step_thread=StepThread(engine, mailbox.wake, self.thread, None if self.thread is None else clock),
+            whole_prompts=not engine.facts.chunked_prompts,
             grammars=engine.grammars,
             memory=memory,
             exposure=exposure,

@@ -30,7 +30,7 @@ from baton.rooms.errors import (
 )
 from baton.rooms.phases import Side
 from baton.rooms.timeline import Event
-from baton.rooms.worker_facts import StackFacts, WorkerFacts
+from baton.rooms.worker_facts import ServedEngine, StackFacts, WorkerFacts
 
 DIGEST, OTHER_DIGEST = (sha256(secret).digest() for secret in (b"of a starter", b"of another"))
 
@@ -67,6 +67,32 @@ def test_what_the_workers_quantise_is_known_once_one_is_there() -> None:
     assert registry.quantize is None
     registry.register(replace(facts(Side.DECODE, 1), stack=replace(STACK, quantize="int8")), 0)
     assert registry.quantize == "int8"
+
+
+def test_what_the_engines_promise_holds_for_all_workers() -> None:
+    registry = Registry("model", 500, LEASE_MS, KEPT, FAILED_KEPT)
+    assert registry.engine is None
+    one, other = (replace(facts(side, 1), engine="torch", batch_invariant=True) for side in Side)
+    registry.register(one, 0)
+    assert registry.engine == ServedEngine("torch", "bfloat16", batch_invariant=True, whole_prompts=False)
+    registry.register(replace(other, batch_invariant=False, whole_prompts=True), 0)
+    assert registry.engine == ServedEngine("torch", "bfloat16", batch_invariant=False, whole_prompts=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"stack": replace(STACK, encoding=("plain",))}, "encoding"), ({"page_tokens": 32}, "page_tokens")],
+)
+def test_schema_agreed_engines_that_write_pages_differently_are_refused(
+    changes: dict[str, Any], field: str
+) -> None:
+    encoded = replace(STACK, encoding=("amx",))
+    registry = registry_of(replace(facts(Side.PREFILL, 1), stack=encoded, page_tokens=16))
+    other = replace(facts(Side.DECODE, 1), stack=encoded, page_tokens=16)
+    with pytest.raises(WorkerRefused) as caught:
+        registry.register(replace(other, **changes), 0)
+    assert caught.value.field == field
+    registry.register(other, 0)
 
 
 def placed(registry: Registry, need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:

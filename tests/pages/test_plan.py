@@ -329,6 +329,7 @@ def test_an_empty_plan_carries_nothing() -> None:
         ("dtype", "float32", "bfloat16 of sender rank 0, float32 of receiver rank 0"),
         ("quantize", "int8", "none of sender rank 0, int8 of receiver rank 0"),
         ("planes", PLANES, "k 64, v 64 of sender rank 0, k 64, v 32 of receiver rank 0"),
+        ("encoding", "vllm-cpu-vec", "plain of sender rank 0, vllm-cpu-vec of receiver rank 0"),
         ("context_length", 4096, "0 of sender rank 0, 4096 of receiver rank 0"),
         ("page_tokens", 24, "16 of the sender, 24 of the receiver: neither is a multiple"),
         ("page_tokens", 12, "16 of the sender, 12 of the receiver: neither is a multiple"),
@@ -348,7 +349,7 @@ def test_schema_agreed_a_mismatch_names_its_field(field: str, value: object, tex
     ("field", "value"),
     [
         *(("model", "other"), ("dtype", "float32"), ("quantize", "int4"), ("planes", PLANES)),
-        *(("context_length", 9), ("page_tokens", 32)),
+        *(("context_length", 9), ("page_tokens", 32), ("encoding", "amx")),
     ],
 )
 @pytest.mark.parametrize("side", ["sender", "receiver"])
@@ -358,6 +359,14 @@ def test_schema_agreed_the_ranks_of_one_side_are_alike(side: str, field: str, va
     with pytest.raises(LayoutMismatch, match=f"of {side} rank 1") as caught:
         plan_hand_over(*((unlike, [LAYOUT]) if side == "sender" else ([LAYOUT], unlike)))
     assert caught.value.field == field
+
+
+def test_schema_agreed_encoded_pages_go_whole_or_not_at_all() -> None:
+    """Between any ranks, but not into pages of another size."""
+    encoded = changed(LAYOUT, encoding="amx")
+    with pytest.raises(LayoutMismatch, match=r"page_tokens differs: .* encoding amx go whole"):
+        plan_hand_over([encoded], [changed(encoded, page_tokens=32)])
+    assert planned(encoded, Topology(1), Topology(3)) == planned(LAYOUT, Topology(1), Topology(3))
 
 
 @pytest.mark.parametrize("field", ["layers", "heads"])

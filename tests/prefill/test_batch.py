@@ -248,3 +248,12 @@ def test_where_the_longest_step_ends_a_prompt_the_chosen_one_ends_one(
     first = next((each for each in rooms if not each.complete), None)
     if first is not None and first.request.prompt_logprobs is None:
         assert chosen[0][2] - chosen[0][1] >= min(taken / 2, may_take(first, budget)), "half is the oldest's"
+
+
+def test_a_prompt_that_is_computed_whole_is_one_part_alone_in_its_step_whatever_the_budget() -> None:
+    rooms = [room(1, 40), room(2, 3)]
+    (part,) = next_chunks(rooms, 8, 8, fixed_tokens=4, whole=True)
+    assert (part.room, part.start, part.stop, part.last) == (rooms[0], 0, 40, True)
+    rooms[0].computed = 40
+    (part,) = next_chunks(rooms, 8, 8, whole=True)
+    assert (part.room, part.stop) == (rooms[1], 3)

@@ -347,6 +347,13 @@ def registration(**fields: Any) -> workers_pb2.RegisterRequest:
     return message
 
 
+def test_a_registration_says_what_its_engine_promises_and_an_older_one_promises_nothing() -> None:
+    facts = worker_from_wire(registration())
+    assert (facts.engine, facts.batch_invariant, facts.whole_prompts) == ("", False, False)
+    told = worker_from_wire(registration(engine="vllm", batch_invariant=True, whole_prompts=True))
+    assert (told.engine, told.batch_invariant, told.whole_prompts) == ("vllm", True, True)
+
+
 def test_a_registration_says_what_the_worker_is() -> None:
     facts = worker_from_wire(registration())
     assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
@@ -357,6 +364,11 @@ def test_a_registration_says_what_the_worker_is() -> None:
     assert (facts.context_length, worker_from_wire(longer).context_length) == (0, 4096)
     assert layout_from_wire(layout).context_length == 4096
     assert layout_from_wire(layout).quantize == "none"
+    assert layout_from_wire(layout).groups[0].encoding == facts.stack.encoding[0] == "plain"
+    layout.groups[0].encoding = ""  # a peer that does not know the field
+    assert layout_from_wire(layout).groups[0].encoding == "plain"
+    layout.groups[0].encoding = "amx"
+    assert layout_from_wire(layout).groups[0].encoding == "amx"
     layout.quantize = "int8"
     assert layout_from_wire(layout).quantize == "int8"
     longer.layout.CopyFrom(layout)

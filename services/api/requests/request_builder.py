@@ -91,6 +91,8 @@ def admit(
     endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
     choices = _choices(body, meaning, len(prompts))
     sampling = _sampling(body, meaning, model, bounds)
+    if limits.whole_prompts:
+        _check_whole(choices, "" if top is None else param)
     clips = meaning.clips or bounds.clips
     requests = []
     for index, prompt in enumerate(prompts):
@@ -166,6 +168,15 @@ def _choices(body: GenerationRequest, meaning: Meaning, prompts: int) -> _Choice
         of = f"'{choices.param}' is {drawn}, for each of {counted(prompts, 'prompt')}"
         raise invalid(choices.param, f"{of}; at most {ANSWERS_MAX} answers are drawn for one request.")
     return choices
+
+
+def _check_whole(choices: _Choices, scored_param: str) -> None:
+    """Raise ApiError for what needs a prompt in parts. `scored_param`: field that asks for prompt scores."""
+    why = "the engine that serves this model computes a prompt as a whole"
+    if choices.drawn > 1:
+        raise invalid(choices.param, f"'{choices.param}' is {choices.drawn}, and {why}: one answer is drawn.")
+    if scored_param:
+        raise invalid(scored_param, f"'{scored_param}' asks for a prompt's scores, and {why}: it gives none.")
 
 
 def _may_come(id_: int, body: GenerationRequest) -> bool:

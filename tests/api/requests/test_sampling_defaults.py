@@ -11,12 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.backend import Limits
+from baton.api.errors import ApiError
 from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
 from baton.api.requests.request_builder import admit
 from baton.api.requests.sampling_defaults import differing, recommended
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, RecommendedSampling
 from baton.models.model_facts import ModelUnreadable
 from baton.rooms.request import Sampling
+from baton.rooms.worker_facts import ServedEngine
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 
@@ -115,3 +117,29 @@ async def test_clients_are_told_what_the_workers_quantise_once_there_are_any() -
             backend.known_limits = replace(backend.known_limits, quantize=told)
             (card,) = (await client.get("/v1/models")).json()["data"]
             assert card["quantize"] == told
+
+
+async def test_clients_are_told_what_the_engine_promises_once_there_is_one() -> None:
+    backend = ScriptedBackend()
+    app = create_app(backend, tiny.model(), CollectorRegistry())
+    vllm = ServedEngine("vllm", "bfloat16", batch_invariant=False, whole_prompts=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        for engine, told in ((None, (None, None, None)), (vllm, ("vllm", "bfloat16", False))):
+            backend.known_limits = replace(backend.known_limits, engine=engine)
+            (card,) = (await client.get("/v1/models")).json()["data"]
+            assert (card["engine"], card["dtype"], card["batch_invariant"]) == told
+
+
+@pytest.mark.parametrize(("field", "value"), [("n", 2), ("prompt_logprobs", 1)])
+def test_what_needs_a_prompt_in_parts_is_refused_by_name_where_the_engine_computes_it_whole(
+    field: str, value: int
+) -> None:
+    model, limits = tiny.model(), Limits(100, 100, 100)
+    whole = ServedEngine("vllm", "float32", batch_invariant=True, whole_prompts=True)
+    body = CompletionRequest.model_validate({"model": tiny.MODEL, "prompt": "a", field: value})
+    meaning = completion_meaning(body)
+    for engine in (None, replace(whole, whole_prompts=False)):
+        assert admit(body, meaning, [(1, 2)], model, replace(limits, engine=engine), "r", salt=0)
+    with pytest.raises(ApiError, match="computes a prompt as a whole") as caught:
+        admit(body, meaning, [(1, 2)], model, replace(limits, engine=whole), "r", salt=0)
+    assert caught.value.param == field

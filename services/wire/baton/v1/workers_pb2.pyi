@@ -83,10 +83,13 @@ class KvGroup(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     PLANES_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Which tokens have KV: full (all of them)."""
     dtype: _builtins.str
     page_tokens: _builtins.int
+    encoding: _builtins.str
+    """How an engine writes a page: plain, or in an order of its own. Empty: plain."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Layer ids, ascending. A layer is in one group at most. A rank may have no layer of a group."""
@@ -108,10 +111,11 @@ class KvGroup(_message.Message):
         layers: _abc.Iterable[_builtins.int] | None = ...,
         heads: _abc.Iterable[_builtins.int] | None = ...,
         planes: _abc.Iterable[Global___KvPlane] | None = ...,
+        encoding: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "heads", b"heads", "kind", b"kind", "layers", b"layers", "page_tokens", b"page_tokens", "planes", b"planes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "encoding", b"encoding", "heads", b"heads", "kind", b"kind", "layers", b"layers", "page_tokens", b"page_tokens", "planes", b"planes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,6 +174,9 @@ class RegisterRequest(_message.Message):
     COMPUTES_FIELD_NUMBER: _builtins.int
     OTHER_SIDE_FIELD_NUMBER: _builtins.int
     EXIT_DIGEST_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    WHOLE_PROMPTS_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Schema of the metadata record and of this wire contract."""
@@ -194,6 +201,16 @@ class RegisterRequest(_message.Message):
     exit_digest: _builtins.bytes
     """SHA-256 of the secret that the starter of this process shows to report its exit. Empty: the
     exit cannot be reported.
+    """
+    engine: _builtins.str
+    """Engine that computes its steps, such as torch or vllm. Empty: not told."""
+    batch_invariant: _builtins.bool
+    """A request's tokens do not depend on what else is in its steps, nor on how its prompt is divided
+    into chunks.
+    """
+    whole_prompts: _builtins.bool
+    """A prompt is computed in one step from position 0: no chunks, no cached prefixes, one choice, no
+    prompt scores.
     """
     @_builtins.property
     def worker(self) -> _rooms_pb2.Peer: ...
@@ -225,10 +242,13 @@ class RegisterRequest(_message.Message):
         computes: _builtins.bool = ...,
         other_side: Global___OtherSide | None = ...,
         exit_digest: _builtins.bytes = ...,
+        engine: _builtins.str = ...,
+        batch_invariant: _builtins.bool = ...,
+        whole_prompts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "other_side", b"other_side", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes", b"computes", "credential", b"credential", "exit_digest", b"exit_digest", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "other_side", b"other_side", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "computes", b"computes", "credential", b"credential", "engine", b"engine", "exit_digest", b"exit_digest", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "other_side", b"other_side", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "whole_prompts", b"whole_prompts", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
