@@ -46,7 +46,7 @@ class DecodeCommands(RankCommands[ReceivingSide[DecodeRoom]]):
     def _stream(self, wire: inference_pb2.StreamRoomRequest) -> None:
         if not wire.HasField("prefill") and wire.request.HasField("prompt_logprobs"):
             raise Refusal("a prompt is scored by a prefill worker, and there is none")  # `scored-is-computed`
-        if self._ports.whole_prompts and wire.request.further_seeds:
+        if self._ports.bounds.whole_prompts and wire.request.further_seeds:
             raise Refusal("the engine computes a prompt as a whole: a room has one choice")
         room: DecodeRoom = self._open(wire, wire.prefill if wire.HasField("prefill") else None, "prefill")
         room.prefill.CopyFrom(wire.prefill)

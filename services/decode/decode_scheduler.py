@@ -81,7 +81,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
             budget = receiving.beside_tokens
         elif any(room.needs_short_steps for room in receiving.roster):
             budget = receiving.near_tokens
-        return next_chunks(rooms, budget, sent=False, whole=self._ports.whole_prompts)
+        return next_chunks(rooms, budget, sent=False, whole=self._ports.bounds.whole_prompts)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:
         """Return the row of a choice. `drafts`: cut to the pages that can be spared for them."""

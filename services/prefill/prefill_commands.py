@@ -33,7 +33,7 @@ class PrefillCommands(RankCommands[SendingSide[PrefillRoom]]):
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
         match what:
             case "run":
-                if self._ports.whole_prompts and command.run.request.HasField("prompt_logprobs"):
+                if self._ports.bounds.whole_prompts and command.run.request.HasField("prompt_logprobs"):
                     raise Refusal("the engine computes a prompt as a whole: it scores none")
                 room: PrefillRoom = self._open(command.run, command.run.decode, "decode")
                 self._early.apply(room.id)

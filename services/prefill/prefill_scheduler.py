@@ -59,7 +59,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
             self._scored_tokens,
             fixed_tokens=costs.fixed_tokens,
             score_price=costs.score_price,
-            whole=self._ports.whole_prompts,
+            whole=self._ports.bounds.whole_prompts,
         )
         self._start(parts, [part.row for part in parts])
 

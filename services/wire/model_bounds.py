@@ -18,6 +18,8 @@ class ModelBounds:
     record."""
     context_tokens: int
     """Most tokens of prompt and output together."""
+    whole_prompts: bool = False
+    """Whether the engine computes a prompt in one row only (`EngineFacts.chunked_prompts`)."""
 
     def check(self, request: Request) -> None:
         """Check a request. Raises Malformed with the field, but without its tokens."""

@@ -84,8 +84,6 @@ class RankPorts:
     """Kind of checksum that proves each hand-over."""
     step_thread: StepThread
     """Thread on which the engine's steps run."""
-    whole_prompts: bool = False
-    """Whether the engine computes a prompt in one row only (`EngineFacts.chunked_prompts`)."""
     grammars: Grammars | None = None
     """Compiler of grammars. None on a rank that does not sample."""
     memory: RankMemory
