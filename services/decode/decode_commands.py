@@ -6,7 +6,7 @@ from baton.decode.decode_room import DecodeRoom
 from baton.handover.receiving_side import ReceivingSide
 from baton.ids import Generation, Incarnation, RoomId
 from baton.rooms.errors import Refusal
-from baton.rooms.step_cost import StepCost
+from baton.rooms.steps.step_cost import StepCost
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import Malformed
 from baton.worker.assembly import RankPorts
