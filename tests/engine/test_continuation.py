@@ -11,8 +11,8 @@ import pytest
 from baton.engine_interface import Sequence
 from baton.rooms.request import FinishReason, Request, Sampling, Token
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant, hand_over
 from tests.engine.test_equals_reference import random_prompts
+from tests.inference.engine_worker import GREEDY, ShuffledWorker, Tenant, hand_over
 
 OUTPUT_TOKENS = 24
 CUTS = (1, 2, 8, 15, 16, 23)

@@ -15,9 +15,9 @@ from baton.inference.remote_writes import flush_for
 from baton.rooms.request import Sampling
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import ShuffledWorker, hand_over, memory_of
 from tests.engine.executions import batched_runner, graph_runner
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
+from tests.inference.engine_worker import ShuffledWorker, hand_over, memory_of
 from tests.oracle import reference_greedy
 
 pytestmark = pytest.mark.gpu

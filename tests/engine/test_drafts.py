@@ -26,7 +26,6 @@ from baton.grammars.grammar_state import Matcher
 from baton.rooms.request import Grammar, Request, Sampling, Token
 from baton.sampling.draft_rows import split_drafts
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledWorker, Tenant
 from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
 from tests.engine.execution.test_row_by_row import bloom
 from tests.engine.executions import embedding_of, replaying
@@ -34,6 +33,7 @@ from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.tiny_models import SHAPE, save
 from tests.grammars.answers import NAMED
+from tests.inference.engine_worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledWorker, Tenant
 from tests.sampling.test_grammar_masks import DIGITS, OBJECT, VOCABULARY, WARM, admitted
 from tests.support.calling import Calling
 

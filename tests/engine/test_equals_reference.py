@@ -13,7 +13,7 @@ from baton.engine_interface import DrawFailed, Row
 from baton.rooms.request import Sampling
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import ShuffledWorker, hand_over
+from tests.inference.engine_worker import ShuffledWorker, hand_over
 from tests.oracle import reference_greedy
 
 LENGTHS = (1, 2, 7, 15, 16, 17, 33, 64, 100)

@@ -9,7 +9,7 @@ from baton.engine.kv_cache import PagedKvCache
 from baton.pages.layout import full_group
 from baton.runtime.host_memory import CannotMove, Movable
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import ShuffledWorker
+from tests.inference.engine_worker import ShuffledWorker
 
 GROUP = full_group("bfloat16", 4, (0, 1, 2), (0, 1), 8)
 PAGES = 6

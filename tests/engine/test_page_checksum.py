@@ -22,8 +22,8 @@ from baton.pages.transfer_plan import plan_hand_over, windows
 from baton.rooms.request import Request
 from baton.topology import Topology
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import GREEDY
 from tests.engine.page_sums import Memory, carry, reference
+from tests.inference.engine_worker import GREEDY
 from tests.layouts import changed, group_of, one_group
 
 TOKENS = 40

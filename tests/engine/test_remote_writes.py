@@ -15,8 +15,8 @@ from baton.inference import remote_writes
 from baton.inference.collectives import alone
 from baton.inference.remote_writes import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.test_equals_reference import random_prompts
+from tests.inference.engine_worker import ShuffledWorker
 
 GPU = torch.device("cuda", 1)
 

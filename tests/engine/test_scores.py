@@ -18,11 +18,11 @@ from baton.sampling.prompt_scores import LOGITS_BYTES, SCORING_BYTES, scored_pos
 from baton.sampling.sampler import sample
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import GREEDY, ShuffledWorker
 from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
 from tests.engine.executions import is_compiled
 from tests.engine.ranks.rank_scenarios import scored
 from tests.engine.test_equals_reference import random_prompts
+from tests.inference.engine_worker import GREEDY, ShuffledWorker
 from tests.oracle import reference_greedy, reference_scores
 
 LENGTHS = (1, 2, 7, 16, 33, 64)

@@ -8,9 +8,9 @@ import torch
 
 from baton.engine.loading.engine_loading import load_engine, load_second_engine
 from baton.engine.torch_engine import TorchEngine
-from tests.engine.engine_worker import ShuffledWorker, hand_over
 from tests.engine.execution.compiled_kernels import Directory, load
 from tests.engine.executions import is_compiled
+from tests.inference.engine_worker import ShuffledWorker, hand_over
 from tests.oracle import reference_greedy
 
 PROMPTS = [tuple(range(3, 3 + length)) for length in (5, 17, 40)]

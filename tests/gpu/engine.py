@@ -17,13 +17,13 @@ from baton.engine.loading.engine_loading import load_engine
 from baton.engine.torch_engine import TorchEngine
 from baton.inference.runner import Runner
 from tests.engine import tiny_models
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.paged_twin import twin
 from tests.engine.executions import batched_runner, is_ours, replaying
 from tests.engine.test_equals_reference import random_prompts
 from tests.gpu.findings import Finding
 from tests.gpu.kit import Kit
 from tests.gpu.models import anatomies, has_experts
+from tests.inference.engine_worker import ShuffledWorker
 from tests.oracle import first_divergence, reference_greedy
 from tests.support.calling import Calling
 

@@ -28,11 +28,11 @@ from baton.models.model_facts import WAY_OUT
 from baton.rooms.request import Sampling, Token
 from baton.runtime.errors import StartupError
 from baton.topology import Topology
-from tests.engine.engine_worker import ShuffledWorker, Tenant, hand_over
 from tests.engine.executions import is_ours
 from tests.engine.ranks import rank_scenarios
 from tests.engine.ranks.rank_processes import Crew
 from tests.engine.tiny_models import maker_of
+from tests.inference.engine_worker import ShuffledWorker, Tenant, hand_over
 from tests.models.recipes import VOCABULARY
 
 EAGER: Final = "eager"

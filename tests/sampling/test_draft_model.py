@@ -24,11 +24,11 @@ from baton.runtime.errors import StartupError
 from baton.sampling.draft_model import AT_ONCE, BEHIND, FAILURES_MAX, DraftModel, DraftRequest
 from baton.sampling.proposer import output_after
 from tests.api import tiny as tokenizers
-from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.tiny_models import SHAPE, save
 from tests.grammars.answers import NAMED
+from tests.inference.engine_worker import GREEDY, ShuffledWorker, Tenant
 from tests.sampling.test_grammar_masks import DIGITS, OBJECT, VOCABULARY, WARM, admitted
 
 MAIN, SMALLER = "llama-gqa-untied", "llama-mha-tied"

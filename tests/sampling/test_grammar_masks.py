@@ -16,9 +16,9 @@ from baton.grammars.grammar_state import GrammarLost
 from baton.rooms.request import FinishReason, Grammar, Request, Sampling, Token
 from baton.sampling.grammar_masks import apply_masks
 from baton.sampling.sampler import sample
-from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant, hand_over
 from tests.engine.tiny_models import SHAPE, save
 from tests.grammars.answers import END, PADDING, fold_of, ids, regex, schema, text_of, tokens_in, vocabulary
+from tests.inference.engine_worker import GREEDY, ShuffledWorker, Tenant, hand_over
 
 VOCABULARY = vocabulary().vocab_size
 DIGITS = regex("[0-9]{4,6}")

@@ -46,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier", choices=(*PARTS, ALL), default=ALL, help="quick: `make test`; rest: `make test-rest`"
     )
+    parser.addoption(
+        "--engine", choices=("torch", "vllm"), default="torch", help="which one the conformance suite runs on"
+    )
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
     parser.addoption(
         "--rewrite", action="store_true", help="write golden stories and diagrams anew, for review"

@@ -30,7 +30,6 @@ from baton.engine_interface import LogitsNotFinite, PromptScores, Row
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.model_options import Quantize
 from tests.engine import tiny_models
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.compiled_kernels import (
     BOUND,
     BUILDS,
@@ -49,6 +48,7 @@ from tests.engine.execution.compiled_kernels import (
     told,
 )
 from tests.engine.executions import compiled_model, compiled_runner, is_compiled, is_ours
+from tests.inference.engine_worker import ShuffledWorker
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import Row
 from baton.pages.layout import full_group
 from tests.engine import tiny_models
-from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant
 from tests.engine.executions import replaying
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
+from tests.inference.engine_worker import GREEDY, ShuffledWorker, Tenant
 from tests.oracle import reference_greedy
 from tests.support.calling import Calling
 

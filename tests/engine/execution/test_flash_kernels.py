@@ -25,11 +25,11 @@ from baton.pages.layout import full_group
 from baton.rooms.request import Request
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.paged_twin import twin
 from tests.engine.execution.test_cuda_graphs import Counting
 from tests.engine.executions import batched_runner, replaying, with_runner
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
+from tests.inference.engine_worker import ShuffledWorker
 from tests.oracle import reference_greedy
 
 HEADS = 6

@@ -24,9 +24,9 @@ from baton.engine.loading.runner_selection import library_execution
 from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.executions import is_ours
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
+from tests.inference.engine_worker import ShuffledWorker
 from tests.oracle import reference_greedy
 
 OURS = (

@@ -13,9 +13,9 @@ from baton.engine.torch_engine import TorchEngine
 from baton.models.model_facts import ModelNotFound, read_model
 from baton.models.model_files import resolve
 from baton.runtime.model_options import LoadFormat
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.executions import is_ours
 from tests.engine.test_equals_reference import random_prompts
+from tests.inference.engine_worker import ShuffledWorker
 
 TIED, UNTIED = "qwen2-biased", "llama-gqa-untied"
 
@@ -37,8 +37,9 @@ def engine(directory: Path) -> TorchEngine:
 def test_two_processes_would_draw_the_same_tokens_in_our_own_way(bare: Path) -> None:
     outputs = []
     for _ in range(2):
-        worker = ShuffledWorker(engine(bare))
-        assert is_ours(worker.engine), "the library's definition agrees with ours on these numbers too"
+        loaded = engine(bare)
+        worker = ShuffledWorker(loaded)
+        assert is_ours(loaded), "the library's definition agrees with ours on these numbers too"
         outputs.append(worker.run([worker.admit(prompt, 6) for prompt in random_prompts()], 64))
     assert outputs[0] == outputs[1]
     assert len({tuple(each) for each in outputs[0]}) > 1, "they depend on the prompt"

@@ -14,8 +14,8 @@ from baton.engine.loading.model_loading import load_model
 from baton.engine.torch_engine import TorchEngine
 from baton.models.model_facts import ContextTooLong, UnsupportedModel
 from tests.engine import tiny_models
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.test_equals_reference import random_prompts
+from tests.inference.engine_worker import ShuffledWorker
 from tests.oracle import reference_greedy
 
 ORIGINAL: Final = 32

@@ -10,10 +10,10 @@ from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.paged_twin import twin
 from tests.engine.executions import is_ours
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
+from tests.inference.engine_worker import ShuffledWorker
 from tests.models.trial import OUTPUT_TOKENS, SHORT, beside, differences, generated, prompts
 from tests.oracle import reference_greedy
 

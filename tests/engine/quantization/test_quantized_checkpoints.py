@@ -27,7 +27,6 @@ from baton.models.checkpoint_quantization import read_quantization
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.peak_memory import Counted
 from tests.engine.quantization.quantized_files import (
     BLOCK,
@@ -42,6 +41,7 @@ from tests.engine.quantization.quantized_files import (
     write,
 )
 from tests.engine.test_equals_reference import random_prompts
+from tests.inference.engine_worker import ShuffledWorker
 from tests.models.recipes import recipe, save
 from tests.oracle import reference_greedy
 

@@ -26,10 +26,10 @@ from baton.engine.torch_engine import TorchEngine
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import Quantize
 from tests.engine import tiny_models
-from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.compiled_kernels import BUILDS, Directory, known, load, needs_kernel
 from tests.engine.gguf.gguf_files import in_gguf, write
 from tests.engine.quantization.test_quantized_weight import blocks_of
+from tests.inference.engine_worker import ShuffledWorker
 from tests.oracle import reference_greedy
 
 SHAPE: Final[dict[str, Any]] = {

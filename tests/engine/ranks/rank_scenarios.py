@@ -17,9 +17,9 @@ from baton.inference.page_checksum import PageSummer
 from baton.inference.process_group import join_rank_group
 from baton.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from baton.sampling.draft_model import DraftModel
-from tests.engine.engine_worker import GREEDY, Guesses, ShuffledWorker
 from tests.engine.ranks.rank_processes import HOST, Post
 from tests.grammars.answers import END, fold_of
+from tests.inference.engine_worker import GREEDY, Guesses, ShuffledWorker
 
 Answers = list[list[int]]
 

@@ -7,8 +7,8 @@ from itertools import count
 
 import torch
 
-from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import DrawFailed, PromptScores, Row, Sequence
+from baton.inference.step_engine import StepEngine
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.request import Request, Sampling, Token
 
@@ -61,7 +61,7 @@ class Guesses:
 class ShuffledWorker:
     """A worker over an engine whose free pages hold NaN. It hands out pages in a shuffled order."""
 
-    def __init__(self, engine: TorchEngine, seed: int = 0) -> None:
+    def __init__(self, engine: StepEngine, seed: int = 0) -> None:
         self.engine = engine
         self._numbers = count()
         self._free = list(range(engine.cache.pages))
@@ -167,6 +167,6 @@ def hand_over(tenant: Tenant, source: ShuffledWorker, target: ShuffledWorker) ->
     return there
 
 
-def memory_of(engine: TorchEngine) -> torch.Tensor:
+def memory_of(engine: StepEngine) -> torch.Tensor:
     """[pages, page_bytes] bytes."""
     return engine.cache.tensor.view(torch.uint8).view(engine.cache.pages, engine.cache.group.page_bytes)
