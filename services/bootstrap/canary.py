@@ -169,7 +169,7 @@ class Canary:
 
 
 def canary_prompt(room: RoomId) -> tuple[int, ...]:
-    """Return a prompt of tokens that every vocabulary has, and of which no worker has a prefix: a cached
+    """Return a prompt of tokens that every vocabulary has, and whose prefix no worker has cached: a cached
     prompt proves no hand-over."""
     return tuple(1 + (room >> 3 * place & 7) for place in range(PROMPT_TOKENS))
 

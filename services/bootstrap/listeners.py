@@ -1,4 +1,4 @@
-"""HTTP listeners of the router, and who may call each.
+"""HTTP listeners of the router, and the callers that each admits.
 
 The API's port has the keys and the rate limit. The pages for operators are on it too, for admin keys, or if
 there is one API key at most, or on a port of their own. That port has admin keys or none. Without keys its

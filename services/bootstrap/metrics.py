@@ -31,7 +31,7 @@ class RefusalReason(Enum):
     TOO_LATE = "too_late"
     """It waited for as long as requests may."""
     NOT_IN_TIME = "not_in_time"
-    """The work before it would take longer than it may wait, by the throughput of late."""
+    """The work before the request would take longer than it may wait, at the recent throughput."""
     NO_WORKER = "no_worker"
     """No worker of a side is ready, or none could ever hold it."""
 
@@ -78,7 +78,7 @@ class Loss(Enum):
     """Way in which a worker was lost."""
 
     LEFT = GOODBYE
-    """It said goodbye."""
+    """It called Leave."""
     EXITED = "exited"
     """Its starter saw its process end."""
     SILENT = "silent"

@@ -69,7 +69,7 @@ class _Branch:
     carrier: asyncio.Task[None] | None = None
     """Task that follows the branch, if the request has several."""
     over: bool = False
-    """Whether it has its last room, whose timeline says why."""
+    """Whether its room is the last one. The room's timeline has the reason."""
     paused_ms: int | None = None
     """Time since when no token has come because a room was retracted."""
 
@@ -100,9 +100,9 @@ class RequestStream:
         self._ends_s = asyncio.get_running_loop().time() + timeout_s
         self._outputs: list[list[int]] = [[] for _ in range(request.choices)]
         self._going = set(range(request.choices))
-        """Choices that are not complete, and of which the reader wants more."""
+        """Choices that are not complete, and that the reader still reads."""
         self._enough: set[int] = set()
-        """Choices of which the reader wants no more."""
+        """Choices that the reader has ended."""
         self._hung_up = False
         self._began = False
         """Whether a token was passed on."""

@@ -213,7 +213,7 @@ class RoomController:
             on_end(cause)
 
     def answered(self, room: RoomId, how: str = "") -> bool:
-        """Note that the client has all that it asked for. Return False if the room had ended before."""
+        """Note that the client has its complete answer. Return False if the room had ended before."""
         self.followers.pop(room, None)
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
@@ -224,7 +224,7 @@ class RoomController:
         return ended
 
     def stop(self, room: RoomId) -> None:
-        """End a room whose client has all that it asked for, and stop its workers, which do not know that."""
+        """End a room whose client has its complete answer, and stop its workers, which do not know that."""
         cause = Cause(Reason.ANSWERED, "a stop string was reached")
         if self.answered(room, cause.text):
             self._send_over(self.registry.get(room), cause)

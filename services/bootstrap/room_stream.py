@@ -6,7 +6,7 @@ report all that comes with the first token, decode's tokens wait for it. The fir
 room's, and the other side is informed at once. Prefill's report that decode closed the room is no cause:
 decode gives it.
 
-A room is local if decode computes its prompt. Prefill says so in place of a first token, or there was no
+A room is local if decode computes its prompt. Prefill reports that instead of a first token, or there was no
 prefill worker. Then all tokens are decode's.
 
 A room of several choices has a position for each. It is answered when each choice is complete, or its reader
@@ -48,7 +48,7 @@ OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DEC
 LINGER_S: Final = 10.0
 """Time for which outcomes of an ended room are awaited from both sides, in seconds."""
 ROOT_S: Final = 1.0
-"""Time for decode to say why it closed the room, in seconds. Its tokens are sent before that."""
+"""Time for decode to report why it closed the room, in seconds. Its tokens are sent before that."""
 
 log = Log(__name__)
 
@@ -87,8 +87,8 @@ class RoomStream:
         """Sides that may hold the room, and so will report it retired."""
         self._timer: asyncio.TimerHandle | None = None
         self._echo: asyncio.TimerHandle | None = None
-        """Timer that runs while prefill has reported that decode closed the room, and decode has not said
-        why."""
+        """Timer that runs while prefill has reported that decode closed the room, and decode has not
+        reported why."""
 
     def start(self) -> None:
         self._rooms.follow(self.entry.id, self._failed_outside)
@@ -210,8 +210,8 @@ class RoomStream:
                     raise Malformed("an outcome before the room was accepted")
 
     def _goes_on_with_decode(self) -> None:
-        """Note that decode computes the prompt, and that prefill never held anything. Either side says so
-        first, and one of them may never do. Raises Malformed if it cannot be so."""
+        """Note that decode computes the prompt, and that prefill has no memory for the room. Either side
+        reports that first, and one of them may never do. Raises Malformed if it cannot be so."""
         if self.entry.is_local:
             return
         if self._request.scores or self._counted:

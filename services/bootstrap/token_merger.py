@@ -14,7 +14,7 @@ from baton.wire.conversions import Malformed
 
 
 class TokensLost(Exception):
-    """Decode left out tokens of a choice, or drew on behind the last one."""
+    """Decode left out tokens of a choice, or drew more after the last one."""
 
 
 class TokenMessage(NamedTuple):

@@ -60,7 +60,7 @@ ROOM_ID_BITS: Final = 62
 
 
 def run(settings: BootstrapSettings) -> int:
-    """Run the router until it is told to stop. Return the exit code."""
+    """Run the router until a signal stops it. Return the exit code."""
     keep_torch_out()
     return service_process.run(partial(_main, settings))
 
@@ -228,8 +228,8 @@ def _bind(server: Server, settings: BootstrapSettings) -> int:
 
 
 async def _drain(http: HttpServers, rooms: RoomController, timeout_ms: int) -> bool:
-    """Answer all accepted requests (`drain-keeps-promises`), or say why not, and take no new ones. Return
-    whether all were answered."""
+    """Answer all accepted requests (`drain-keeps-promises`), and take no new ones. Requests that are cut off
+    get an error with the reason. Return whether all were answered."""
     stopping = asyncio.create_task(http.api.stop())
     await asyncio.wait({stopping}, timeout=timeout_ms / 1000)
     in_time = stopping.done()

@@ -63,7 +63,7 @@ class WorkerStreams:
         absent: Callable[[RoomId, Side], None],
         loaded: Callable[[Incarnation, WorkerLoad], None],
     ) -> None:
-        """`absent`: called when a worker holds nothing of a room that it was told is over. `loaded`: called
+        """`absent`: called when a worker holds nothing of a room whose end it got. `loaded`: called
         with a worker's report of its load."""
         self._channels = channels
         self._absent = absent
@@ -180,7 +180,7 @@ class WorkerStream:
         self._over.pop(room, None)
 
     def close(self) -> None:
-        """End the stream, and send nothing any more. Rooms with listeners are told."""
+        """End the stream, and send nothing any more. Listeners of rooms get an error."""
         self._over.clear()
         self._break(RemoteError(grpc.StatusCode.CANCELLED, "", "the stream to it was closed"))
         if self.task is not None:

@@ -38,7 +38,7 @@ DECODE: Final = 1
 
 
 def run(settings: BothSettings, load: EnginePairLoader) -> int:
-    """Run a worker of both sides until it is told to stop. Return the exit code.
+    """Run a worker of both sides until a signal stops it. Return the exit code.
 
     `load`: loads the engines.
     """

@@ -83,7 +83,7 @@ class Drafter:
     def note(self, checked: int, taken: int) -> None:
         """Note that a step verified `checked` of the last drafts, and accepted the first `taken`.
 
-        Forced tokens do not count: they tell nothing about other drafts.
+        Forced tokens do not count: they are no evidence about other drafts.
         """
         if self.source is not DraftSource.GRAMMAR:
             self.acceptance.note(checked, taken)

@@ -1,7 +1,8 @@
 """Prefill workers that send to a decode worker: one link to each (`baton.decode.sender_link`).
 
 News from a link enters the next turn as a command. When this worker's memory is exposed anew, all senders
-that knew it are told at once. For a sender that saw no end of its writes, this is the proof of their end.
+that knew it get the new addresses at once. For a sender that saw no end of its writes, this is the proof of
+their end.
 """
 
 import asyncio

@@ -49,9 +49,9 @@ Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
 
 @dataclass(slots=True)
 class _Grant:
-    """Grant without an answer that is still wanted.
+    """A grant whose answer is still awaited, or the message that there is none (`GrantRequest.mine`).
 
-    It may also say that there is none, because the prompt is computed here (`GrantRequest.mine`).
+    There is none if this worker computes the prompt itself.
     """
 
     request: inference_pb2.GrantRequest

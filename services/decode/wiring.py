@@ -23,7 +23,7 @@ DECODING_MS: Final = 3_600_000
 
 
 def run(settings: DecodeSettings, load: EngineLoader) -> int:
-    """Run a decode worker, or one rank of it, until it is told to stop. Return the exit code.
+    """Run a decode worker, or one rank of it, until a signal stops it. Return the exit code.
 
     `load`: loads the engine.
     """

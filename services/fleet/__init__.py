@@ -1,4 +1,4 @@
-"""The router's view of its workers: which are there, which gets a room, and who waits for one.
+"""State of the router: registered workers, open rooms, and requests that wait for a worker.
 
 `bootstrap` alone calls it: `Registry.register` and `renew` for workers, `place` and `open_room` for a
 request, `end` and `side_retired` for its room. Requests that fit no worker wait in a `FairQueue`. A

@@ -57,7 +57,7 @@ NOTHING_QUEUED: Final = QueuedWork(0, 0, 0, 0)
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
-    """A waiting request, with its place in the queue."""
+    """A waiting request, with its position in the queue."""
 
     waiting: T
     claim: QueueKey
@@ -187,7 +187,7 @@ class _ClassQueue(Generic[T]):
 class FairQueue(Generic[T]):
     """Waiting requests in the order in which they are served.
 
-    A scan asks for the `first` request and takes, removes or skips it. A skipped request is out of the scan
+    A scan gets the `first` request and takes, removes or skips it. A skipped request is out of the scan
     until `end_scan`. A call costs a binary search at most, however many requests wait.
     """
 

@@ -27,8 +27,8 @@ class Need:
     choices: int = 1
     """Number of sequences that decode draws after the prompt."""
     margin: int = 0
-    """KV positions that have to be free on decode, besides those that the room begins with. A retracted
-    request asks for them, so that it is not retracted again at once."""
+    """KV positions that have to be free on decode, besides those that the room begins with. Given for a
+    retracted request, so that it is not retracted again at once."""
     may_be_local: bool = False
     """Whether a decode worker that computes prompts may get the request alone. It does if no prefill worker
     is there, or none but its own process."""
@@ -44,7 +44,7 @@ class Need:
         )
 
     def positions_on_decode(self, page_tokens: int) -> int:
-        """Return the most KV positions that it may take on decode, in pages of `page_tokens`."""
+        """Return the most KV positions that the request takes on decode, in pages of `page_tokens`."""
         if self.choices == 1:
             return self.tokens
         return positions_of(self.prompt_tokens, self.tokens, self.choices, page_tokens)
@@ -56,9 +56,10 @@ class Need:
         )
 
     def initial_on_decode(self, page_tokens: int) -> int:
-        """Return the KV positions that it begins with on decode, in pages of `page_tokens`. These are the
-        pages of the known tokens and one more, which are granted at once, and a page for each choice to grow
-        into."""
+        """Return the KV positions that the request begins with on decode, in pages of `page_tokens`.
+
+        These are the pages of the known tokens and one more, which are granted at once. A page for each
+        choice to grow into is added."""
         granted = -(-min(self.prompt_tokens + page_tokens, self.tokens) // page_tokens)
         return min((granted + self.choices) * page_tokens, self.positions_on_decode(page_tokens))
 

@@ -1,7 +1,8 @@
 """Pairs of workers that do not reach each other, though each may serve with others.
 
-A worker is ready after a hand-over with one partner, which says nothing of its connection to another. A pair
-whose rooms fail to connect, several in a row, is broken until a canary has passed through that very pair.
+A worker is ready after a hand-over with one partner, which proves nothing about its connection to another. A
+pair whose rooms fail to connect, several in a row, is broken until a canary has passed through that very
+pair.
 """
 
 from typing import Final, TypeAlias

@@ -119,8 +119,8 @@ def choose_reserved(
     pairs: PairHealth,
     before: Worker | None,
 ) -> Worker | None:
-    """Choose a decode worker to reserve for a request that fits none now, so that no other request takes what
-    comes free there. None if no worker may be reserved.
+    """Choose a decode worker to reserve for a request that fits none now, so that no other request takes the
+    space that comes free there. None if no worker may be reserved.
 
     The worker is ready, could hold the request, and is not reserved yet. It stays the same as `before`, if
     that is possible: it gets no other room, so the request begins there when those on it are over at the
@@ -195,10 +195,10 @@ class _Choice:
         self._need = need
         self._avoid: Collection[Incarnation] = ()
         self._least = need.prompt_tokens if side is Side.PREFILL else need.positions_on_decode(1)
-        """Least KV positions that it may take of a worker, whatever the size of its pages."""
+        """Least KV positions that the request can need in total, whatever the size of pages."""
         page_tokens = min(workers.page_sizes, default=1)
         self._first = need.prompt_tokens if side is Side.PREFILL else need.initial_on_decode(page_tokens)
-        """Least KV positions that it begins with."""
+        """Least KV positions that the request begins with."""
         self.is_ready = self._is_weighed = False
         """`_is_weighed`: whether workers of weight 0 are left out, since there are others."""
         for worker in self.ready():

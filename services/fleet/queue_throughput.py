@@ -1,8 +1,8 @@
 """Throughput of the queue for workers, in tokens computed while requests waited, and waits that follow from
 it.
 
-Requests differ by orders of magnitude, so work is counted in tokens, as it is done. A stack whose first
-answers are long has a throughput before any of them ends. Only time in which something waited counts, since
+Requests differ by orders of magnitude, so work is counted in tokens, as it is done. So a stack with
+long answers has a throughput before the first of them ends. Only time in which something waited counts, since
 an idle stack is not slow. A short time or little work gives no estimate.
 """
 
@@ -26,7 +26,7 @@ SHARE_TIMES_MAX: Final = 128
 """Requests that a class's share is computed from. Older ones weigh less."""
 SHARE_MIN: Final = 1 / 64
 SPREAD_MS: Final = 60_000
-"""Longest time over which rejected requests are told to return one by one. Some never return."""
+"""Longest time over which the returns of rejected requests are spread. Some never return."""
 
 
 class BusyThroughput:
@@ -132,7 +132,8 @@ class QueueThroughput:
             known.served(tokens, is_own=each == priority)
 
     def wait_ms(self, ahead: QueuedWork, priority: int, tokens: int) -> int | None:
-        """Return the wait of a request of `tokens` behind those `ahead`. None without a measurement."""
+        """Return the wait of a request of `tokens` after the work `ahead`, in milliseconds. None without a
+        measurement."""
         known = self.classes.get(priority)
         share = 1.0 if known is None else known.share()
         in_class = round((ahead.tokens_in_class + tokens) / share)

@@ -22,7 +22,7 @@ from baton.rooms.phases import Side
 from baton.rooms.worker_load import WorkerLoad
 
 GOODBYE: Final = "left"
-"""Proof of departure of a worker that has said goodbye."""
+"""Proof of departure of a worker that called Leave."""
 
 
 class Registry(WorkerTable, RoomTable):
@@ -213,7 +213,7 @@ class Registry(WorkerTable, RoomTable):
         entry.uncomputed_blocks = ()
 
     def side_retired(self, room: RoomId, side: Side) -> None:
-        """Note that one worker gave back everything it held for a room. Unknown rooms are ignored."""
+        """Note that one worker gave back all memory of a room. Unknown rooms are ignored."""
         entry = self._open.get(room)
         if entry is None:
             return

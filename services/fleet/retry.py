@@ -60,7 +60,7 @@ def avoided_sides(reason: Reason, teller: Side | None) -> frozenset[Side]:
 
 
 def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
-    """Return how long a request waits before it asks for its next room, in seconds. `rooms`: number of rooms
+    """Return the pause of a request before its next room is placed, in seconds. `rooms`: number of rooms
     it had, the last of which failed.
 
     The pause is spread from half to one and a half of its length, so that requests that failed together do

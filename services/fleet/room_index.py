@@ -1,7 +1,7 @@
 """Index of known rooms, newest first: all rooms, those of one request, and those that failed.
 
-It is updated with each room that comes, ends or is forgotten. So a look at the newest few costs no more than
-those, however many rooms are kept.
+It is updated with each room that comes, ends or is forgotten. So the cost of listing the newest rooms does
+not grow with the number of stored rooms.
 """
 
 import re

@@ -75,7 +75,7 @@ class SideWorkers:
         """Workers that compute prompts, in any state, the largest cache first."""
         self._open, self._roomy, self._short = Ranking(), Ranking(), Ranking()
         self._moved: dict[Incarnation, Worker] = {}
-        """Workers whose position in these three has to be updated."""
+        """Workers whose position in `open`, `roomy` and `short` has to be updated."""
         self.joining: dict[Incarnation, Worker] = {}
         self.draining: dict[Incarnation, Worker] = {}
         self.changes = 0

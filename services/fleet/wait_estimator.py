@@ -73,14 +73,14 @@ class WaitEstimator:
         return _prompt(need) + self._work.output_tokens(_longest(need), need.choices)
 
     def too_long_ms(self, ahead: QueuedWork, claim: QueueKey) -> int | None:
-        """Return the expected wait of a newcomer if it is longer than it may be."""
+        """Return the expected wait of a newcomer in milliseconds if it is longer than allowed."""
         if claim.had_room:
             return None
         wait_ms = self._pace.wait_ms(ahead, claim.priority, claim.tokens)
         return wait_ms if wait_ms is not None and wait_ms > self._newcomer_ms else None
 
     def too_late_ms(self, everybody: QueuedWork, last: QueueKey) -> int | None:
-        """Return the expected wait of the last request in the queue if it is longer than it may be.
+        """Return the expected wait of the last request in the queue if it is longer than allowed.
 
         `everybody`: all waiting requests, the last one among them. The queue gets longer than newcomers may
         wait before there is a throughput, and when it falls.

@@ -28,7 +28,7 @@ class Worker:
     proven: bool = False
     """Whether a canary hand-over has passed through it."""
     dismissed: bool = False
-    """Whether it drains, and was told that no room comes any more."""
+    """Whether the worker drains, and knows that it gets no room any more."""
     reserved: bool = False
     """Whether it is reserved for one request, while the other waiting ones are looked at."""
     rooms: set[RoomId] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Worker:
     queue: PrefillQueue = field(default_factory=PrefillQueue)
     """Prompt tokens that wait there, for a prefill worker."""
     sent_prefixes: SentPrefixes = field(init=False)
-    """Prompt prefixes that it may hold."""
+    """Prompt prefixes that the worker was sent, and so may have cached."""
     twin: "Worker | None" = field(default=None, init=False, repr=False, compare=False)
     """The worker of the other side of its process, while that holds a lease too."""
     weight: int = field(default=WEIGHT_TOTAL, init=False)

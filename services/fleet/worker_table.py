@@ -50,7 +50,7 @@ class WorkerTable:
         self.pairs = PairHealth()
         """Pairs of workers that do not reach each other."""
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
-        """Workers whose lease ran out, and of which nothing more is known."""
+        """Workers whose lease ran out, and whose process is not known to be gone."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
         self._expected_until_ms = dict.fromkeys(Side, 0)
         """Time until which a new worker of a side is expected, since one was lost."""

@@ -52,7 +52,7 @@ class UnreportedRooms:
 
     def release(self, room: RoomId) -> int:
         """Remove a room that the worker no longer holds. Return the count that falls away. If the worker had
-        entered it, its next report says what it leaves."""
+        entered it, its next report counts the space."""
         return self._count_out(self._since, room) + self._count_out(self._late, room)
 
     def entered(self, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> None:
@@ -78,12 +78,11 @@ class WorkerUsage:
     tokens_max: int
     """KV positions of its whole cache."""
     page_tokens: Sequence[int]
-    """Tokens per page, by KV group. Pages of one token, in one group, if the worker did not say."""
+    """Tokens per page, by KV group. Pages of one token, in one group, if the worker did not register any."""
     load: WorkerLoad | None = None
     """Last report of the worker."""
     _free: int = field(init=False)
-    """KV positions that could be granted beyond what is asked for, at the last report. Negative if more is
-    asked."""
+    """Free KV positions less those that waiting rooms need, at the last report. May be negative."""
     unreported: UnreportedRooms = field(default_factory=UnreportedRooms)
     """Rooms placed since then, by the KV positions that they begin with."""
 

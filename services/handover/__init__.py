@@ -31,7 +31,7 @@ result enters the core later, as a command or as evidence. The duties of a drive
 * `Forget`: stop all calls to the peer: its process is gone.
 * `Connect`: make this worker's memory known to the sender, then `connected` on every rank.
 * `Grant`: send the sender the pages and the slot, once: a refusal becomes `cancel`.
-* `ClaimRoom`: tell the sender that this worker computes the prompt.
+* `ClaimRoom`: notify the sender that this worker computes the prompt.
 * `Close`: repeat the close until the sender answers, then `quiet` on every rank.
 * `SumPages`: sum the pages on the engine's thread, then `summed`.
 * `Join`: add the room's choices to the batch, then `drawn` for each token.

@@ -70,7 +70,7 @@ class PageGrowth(Generic[R]):
 
     @property
     def margin(self) -> PageCounts:
-        """Pages kept free for growing choices, by KV group: one block for each. () if no choice grows.
+        """Pages that stay free for growing choices, by KV group: one block for each. () if no choice grows.
 
         Without this reserve, a new room could force a retraction in its first step.
         """

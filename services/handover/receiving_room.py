@@ -28,7 +28,7 @@ class ReceivingRoom(Receiver):
     filled: list[int] = field(default_factory=list, init=False)
     """Number of leading positions of each choice whose keys and values are computed, once admitted.
 
-    The next row of the choice begins there. Values of rejected drafts lie behind it, and are overwritten
+    The next row of the choice begins there. Values of rejected drafts lie after it, and are overwritten
     before they are read (`not-taken-never-read`).
     """
     retracting: Cause | None = field(default=None, init=False)

@@ -49,7 +49,7 @@ class ReceivingSide(LandedData[R]):
 
     Invariants:
 
-    * `exposure-on-page`: memory is marked exposed on every rank before a peer is told of it.
+    * `exposure-on-page`: memory is marked exposed on every rank before a peer gets its address.
     * `no-free-under-write`: exposed memory is committed by its seal, or waits in quarantine for a proof.
     * `stale-never-served`: landed data is used only if it belongs to this tenancy and is complete.
     """
@@ -98,7 +98,7 @@ class ReceivingSide(LandedData[R]):
         room waits."""
         self.page_growth = PageGrowth(self.roster, holdings, layout, running_max)
         self.beside_tokens = self.near_tokens = layout.block_tokens
-        """Prompt tokens of local rooms that a step computes beside running sequences.
+        """Prompt tokens of local rooms in a step that also has running sequences.
 
         `near_tokens` is the limit while no sequence runs but one may soon. The leader sets both by command.
         """
@@ -346,7 +346,7 @@ class ReceivingSide(LandedData[R]):
     # ---- what moves do
 
     def _grant(self, room: R) -> None:
-        """Reserve and expose memory for a room, then ask for its grant.
+        """Reserve and expose memory for a room, and make its grant.
 
         The grant waits for all ranks. If a rank blanked its slot after the sender wrote it, the seal would
         be lost.

@@ -117,7 +117,7 @@ class Join:
 
 
 ReceiverRequest: TypeAlias = Connect | Grant | ClaimRoom | SumPages | Join | Close | Forget
-"""Requests of the receiving side beside `SideRequest`."""
+"""Requests of the receiving side, besides those of both sides (`SideRequest`)."""
 
 
 @dataclass(slots=True)
@@ -155,4 +155,4 @@ class SendSeal:
 
 
 SenderRequest: TypeAlias = BeginWrites | SendPages | SendRecord | SendSeal | Forget
-"""Requests of the sending side beside `SideRequest`."""
+"""Requests of the sending side, besides those of both sides (`SideRequest`)."""

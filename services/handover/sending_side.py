@@ -317,7 +317,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         """Return the answer to each connection of this turn: None, or its error.
 
         `connects`: number of connections, from the first, that every rank could make. After the first
-        failure, the result on other ranks is unknown. A caller that asks again finds a connection that was
+        failure, the result on other ranks is unknown. A caller that retries finds a connection that was
         made.
         """
         made, self._connections = self._connections, []

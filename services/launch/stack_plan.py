@@ -188,7 +188,7 @@ def _plan_workers(
 
 
 def _operators(bootstrap: BootstrapSettings) -> Operators:
-    """Return who may read the pages for operators. Raises StartupError."""
+    """Return which callers may read the pages for operators. Raises StartupError."""
     if bootstrap.admin_api_keys or bootstrap.admin_api_key_file:
         return Operators.ADMINS
     if bootstrap.admin_port is not None or bootstrap.open_admin:

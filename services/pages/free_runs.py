@@ -1,7 +1,7 @@
 """Free pages as runs of adjacent pages, and the choice of which to reserve together.
 
-A room's pages travel in as many pieces as they lie in. So they come from one run if any is large enough.
-The smallest such run is used, which leaves the large ones for large rooms.
+A room's pages are sent as one piece for each run of adjacent pages. So they come from one run if any is large
+enough. The smallest such run is used, which leaves the large ones for large rooms.
 """
 
 from bisect import bisect_left, insort

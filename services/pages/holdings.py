@@ -150,7 +150,7 @@ class Holdings:
         return holding
 
     def expose(self, room: RoomId, pages: PageCounts) -> Holding:
-        """Mark the first `pages` own pages and the slot as exposed, before a peer is told of them.
+        """Mark the first `pages` own pages and the slot as exposed, before a peer gets their addresses.
 
         Raises Truncated if the room has fewer pages (`no-truncation`).
         """

@@ -32,7 +32,7 @@ class PageState(Enum):
     __hash__ = object.__hash__  # the default hash of the name is computed anew at each lookup
     FREE = "free"
     RESERVED = "reserved"
-    """Owned by a room. No peer was told of it."""
+    """Owned by a room. No peer knows its address."""
     EXPOSED = "exposed"
     """Owned by a room. A peer may write to it."""
     COMMITTED = "committed"

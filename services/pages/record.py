@@ -1,4 +1,4 @@
-"""Metadata record and seal of a slot, byte by byte: what the sender writes beside the pages.
+"""Metadata record and seal of a slot, byte by byte: what the sender writes besides the pages.
 
 One slot holds one record and, last, its seal. All words are little-endian.
 
@@ -12,7 +12,7 @@ offset  bytes
     28      4   cached tokens (reused from the sender's prefix cache)
     32      4   first token
     36      4   first token's logprob, float
-    40      2   alternatives, how many (LOGPROBS_NONE: logprobs were not asked for)
+    40      2   alternatives, how many (LOGPROBS_NONE: the request wants no logprobs)
     42      2   groups of layers, how many
     44     16   pages written of each group: 4 x pages
     60    160   alternatives: 20 x (token, logprob)

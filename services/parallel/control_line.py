@@ -1,4 +1,4 @@
-"""Control connection of two ranks, which carries short lines of text beside the collectives."""
+"""Control connection of two ranks, which carries short lines of text besides the collectives."""
 
 import asyncio
 from collections.abc import Callable

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Overlap:
-    """Overlap of one room. Time of a transfer beside a step does not delay its answer."""
+    """Overlap of one room. Time of a transfer during a step does not delay its answer."""
 
     length: int = 0
     """Bytes whose writes are known to have ended."""

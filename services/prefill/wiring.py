@@ -15,7 +15,7 @@ from baton.worker.wiring import Fitting, Rank, run_worker
 
 
 def run(settings: PrefillSettings, load: EngineLoader) -> int:
-    """Run a prefill worker, or one rank of it, until it is told to stop. Return the exit code.
+    """Run a prefill worker, or one rank of it, until a signal stops it. Return the exit code.
 
     `load`: loads the engine.
     """

@@ -21,7 +21,7 @@ class Reason(Enum):
     """Not a failure, and reported by prefill workers only: decode computes the prompt itself, and the room
     goes on there."""
     ANSWERED = "answered"
-    """Not a failure: the client has all that it asked for, and the rest is not needed."""
+    """Not a failure: the client has its complete answer, and the rest is not needed."""
     CLIENT_GONE = "client_gone"
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
@@ -148,4 +148,4 @@ class NoneReady(NoSuchWorker):
 
 
 class TooLarge(NoSuchWorker):
-    """No worker of the side, in whatever state, can ever hold so many tokens."""
+    """No worker of the side, in whatever state, can ever hold the tokens of the request."""

@@ -11,9 +11,10 @@ class Proof(Enum):
     """Proof that no write to a room's memory can still land (`proof-not-time`). A timer is none."""
 
     UNEXPOSED = "unexposed"
-    """No peer was ever told where the memory is."""
+    """No peer ever got the addresses of the memory."""
     DONE = "done"
-    """The transfers of the room were DONE on every sender rank, as the seal says."""
+    """The seal is there, which is written only when all transfers of the room are DONE on every sender
+    rank."""
     QUIET = "quiet"
     """Every sender rank acknowledged the close: its transfers have ended, and it posts no more."""
     DEAD = "dead"
@@ -29,7 +30,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The receiver reserved memory for this sender and told it where."""
+    """The receiver reserved memory for this room and sent its addresses to the sender."""
 
     generation: Generation
     pages: PageTables
@@ -40,7 +41,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The given total of the room's pages of each group is visible in this rank of the receiver."""
+    """`pages` pages of the room, by KV group, are visible in the memory of this rank of the receiver."""
 
     generation: Generation
     pages: PageCounts
@@ -82,7 +83,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """No write of this room can still land or be in flight, and the proof says why."""
+    """No write of this room can still land or be in flight. `proof` says how that is known."""
 
     proof: Proof
 

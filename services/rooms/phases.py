@@ -83,13 +83,13 @@ class Effect(Enum):
     """Effect of a move of either side on the world."""
 
     QUEUE = "queue"
-    """Wait for capacity; nothing is held yet."""
+    """Wait for capacity. The room has no memory yet."""
     STOP = "stop"
     """A room in SUCCESS is to end early, on every rank: take it out of the batch."""
     FENCE = "fence"
     """Stop, quarantine what a peer may still write to, and seek the proof that it no longer can."""
     RELEASE = "release"
-    """Give back everything the room held."""
+    """Give back the room's pages and slot."""
 
 
 class SenderEffect(Enum):

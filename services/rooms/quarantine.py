@@ -29,8 +29,8 @@ def revocation_due(
 ) -> bool:
     """Return whether a proof is overdue: after `fence_ms`, or sooner under pressure.
 
-    `pages`: size of each group's pool. `lacks_since_ms`: time since when a running room lacks pages. For a
-    moment it may lack those of rooms that are about to begin.
+    `pages`: size of each group's pool. `lacks_since_ms`: time since which a running room has lacked pages. A
+    short lack is normal while another room is about to begin.
 
     Proofs are equal on all ranks, except for a seal: if this rank has read one and another has not, the room
     stays (`room-ends`).
@@ -48,5 +48,5 @@ def revocation_due(
 
 
 def _lingers(room: Receiver) -> bool:
-    """Return whether a room failed and is held only by what another rank lacks."""
+    """Return whether a failed room stays only because another rank has not read its seal."""
     return room.phase is Phase.FAILED and room.proof is Proof.DONE

@@ -41,7 +41,7 @@ class Receiver(Room):
 
     pages_expected: PageCounts = ()
     """Pages of each group that the sender writes: those of the prompt, and after the grant without those
-    already held. May be 0."""
+    that are cached here. May be 0."""
     connected: bool = False
     generation: Generation | None = None
     pages_landed: PageCounts = ()

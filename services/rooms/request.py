@@ -203,8 +203,8 @@ class Score(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One drawn token, with its log-probability and those of alternatives if asked for. A tuple, since each
-    token of each answer is one."""
+    """One drawn token, with its log-probability and those of alternatives if the request wants them. A tuple,
+    which is cheap to make for each token."""
 
     id: int
     logprob: float | None = None

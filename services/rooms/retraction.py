@@ -29,7 +29,8 @@ class RunningRoom(NamedTuple):
     pages: PageCounts
     """Pages that come back, by KV group, once the room gave everything back."""
     stays: bool = False
-    """Whether no other room could continue what it has. Then it is retracted only after all others."""
+    """Whether its output is too long for any other room to continue. It is retracted only after all
+    others."""
 
 
 class Growth(NamedTuple):
@@ -38,18 +39,18 @@ class Growth(NamedTuple):
     retracted: Sequence[RoomId]
     """Rooms to retract, in the order of the choice."""
     lacks: bool
-    """Whether pages still lack, with all that comes back and no room left to retract. The rest belongs to
-    rooms that do not run yet, or is reserved."""
+    """Whether pages still lack when all rooms that may be retracted are. Rooms that do not run yet have the
+    others, or they are reserved."""
 
 
 def suffice(free: PageCounts, wants: Sequence[Want]) -> bool:
-    """Return whether there are pages for all wants, as there are most often."""
+    """Return whether `free` pages serve all wants. Most often they do."""
     wanted = zip(*(want.pages for want in wants), strict=True)
     return all(sum(counts) <= count for counts, count in zip(wanted, free, strict=True))
 
 
 def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
-    """Return whether a draft may have `pages`: they leave what running rooms may need next
+    """Return whether a draft may take `pages`: `margin` pages are left for what running rooms may need next
     (`drafts-make-way`)."""
     needed = map(add, pages, margin) if margin else pages
     return all(map(le, needed, free))

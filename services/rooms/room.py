@@ -49,7 +49,7 @@ class Room(ABC):
     deadlines: Deadlines
     entered_ms: int
     ends_ms: int | None = None
-    """Time when the request's own time is over. None if its opener did not say."""
+    """Time when the request times out. None if its opener gave no time-out."""
     progress_ms: int = 0
     """Time of the phase's last progress (see `progressed`)."""
     phase: Phase = Phase.BOOTSTRAPPING
@@ -62,7 +62,7 @@ class Room(ABC):
     busy: bool = False
     """Whether a running step reads or writes the room's pages. They stay until it has ended."""
     ended_for: Reason | None = None
-    """Agreed reason of the ABORT that ended it. It may differ from this rank's own cause."""
+    """Agreed reason of the ABORT that ended the room. It may differ from this rank's own cause."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
     """Milliseconds spent in each phase that was left."""
     compiled: bool = True
@@ -119,7 +119,7 @@ class Room(ABC):
         return Vote.ADVANCE if ready else Vote.STAY
 
     def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> AnyEffect | None:
-        """Make the move that every rank makes. Return the effect that it asks of the world, if any.
+        """Make the move that every rank makes. Return the effect that the caller has to carry out, if any.
 
         `reason`: agreed reason of an ABORT, for a rank that has seen no cause itself. Raises IllegalMove for
         a verdict that the table does not list, or that this rank's own vote rules out.
@@ -158,7 +158,7 @@ class Room(ABC):
 
     @property
     def margin(self) -> PageCounts:
-        """Pages left free besides those that it needs, by KV group, since it may grow."""
+        """Pages to leave free for growth besides those that the room needs, by KV group."""
         return (0,) * len(self.pages_needed)
 
     @property
@@ -179,7 +179,7 @@ class Room(ABC):
 
     @property
     def _waits_until(self) -> int | None:
-        """Time that bounds the phase in place of its own deadline, if there is one."""
+        """Time-out of the request, if it bounds the phase instead of the phase's own deadline."""
         return self.ends_ms if self.phase in self.WAITS else None
 
     @property

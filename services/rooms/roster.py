@@ -42,7 +42,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Memory of a room that is not in the table."""
+    """Record of a room that has left the table, or was cancelled before it came."""
 
     until_ms: int
     cause: Cause | None
@@ -163,7 +163,7 @@ class Roster(Generic[R]):
         """Return one vote per index, and STAY for a free index.
 
         Capacity goes to waiting rooms in the order of their urgency. The first that does not fit stops those
-        behind it, so that a large request is not overtaken for ever. Failures of blocked rooms are voted in
+        after it, so that a large request is not overtaken for ever. Failures of blocked rooms are voted in
         every turn all the same (`no-starvation`).
         """
         votes = [Vote.STAY] * self.size
@@ -199,7 +199,7 @@ class Roster(Generic[R]):
     def settle(
         self, verdicts: Sequence[Vote], now_ms: int, reasons: Mapping[int, Reason] = _NO_REASONS
     ) -> list[tuple[R, Any]]:
-        """Make every room's agreed move. Return rooms with the effects that these moves ask for.
+        """Make every room's agreed move. Return the rooms with effects that the caller has to carry out.
 
         `now_ms`: the same as for `votes`. `reasons`: as agreed. The effects are those of the room's side
         (`baton.rooms.phases`). A room with the effect RELEASE is still here: the caller has to `retire` it in

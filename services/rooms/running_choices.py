@@ -15,8 +15,8 @@ class RunningChoices:
     going_on: list[int] = field(init=False)
     """Choices that more is drawn for, in ascending order."""
     cut: set[int] = field(default_factory=set)
-    """Choices whose reader wants no more, as every rank was told in one turn. Which of their steps have ended
-    differs between ranks, so no agreement may depend on that."""
+    """Choices whose reader wants no more. Every rank gets them in the same turn. Which of their steps have
+    ended differs between ranks, so no agreement may depend on that."""
 
     def __post_init__(self) -> None:
         self.going_on = [*range(self.count)]

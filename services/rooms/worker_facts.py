@@ -12,7 +12,7 @@ from baton.rooms.phases import Side
 from baton.topology import ONE_RANK, Topology
 
 CANARY_ROOMS: Final = 1
-"""Rooms that a worker can hold beyond `rooms_max`, so that a canary takes no client's place."""
+"""Rooms that a worker can hold beyond `rooms_max`, so that a canary never displaces a client's room."""
 CANARY_TOKENS: Final = 25
 """KV positions that a canary takes. A worker with fewer would never be ready."""
 WEIGHT_TOTAL: Final = 100

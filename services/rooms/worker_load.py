@@ -13,11 +13,12 @@ class WorkerLoad:
     """Load of a worker at one moment between two of its turns."""
 
     free: PageCounts
-    """Pages that a new room could be granted now, by KV group, without those left for running rooms."""
+    """Pages that a new room could be granted now, by KV group. Those reserved for growth of running rooms are
+    not counted."""
     asked: PageCounts
-    """Pages that waiting rooms ask for and have not been granted, by KV group."""
+    """Pages that waiting rooms need and have not been granted, by KV group."""
     waiting: int
-    """Number of these rooms."""
+    """Number of waiting rooms."""
     running: int
     """Number of running sequences in granted rooms."""
     running_max: int

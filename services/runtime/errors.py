@@ -29,7 +29,7 @@ class MemoryNotMoved(StartupError):
 
 
 class ReportedGone(StartupError):
-    """The bootstrap was told that this process is gone, and has told its peers.
+    """This process was reported gone to the router, which has notified its peers.
 
     It ends at once to make that true. Its starter starts it again.
     """

@@ -202,7 +202,7 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether a step may be asked for the log-probabilities of a prompt's tokens."""
+        """Whether a step may compute log-probabilities of a prompt's tokens."""
         return False
 
     @property

@@ -1,8 +1,8 @@
 """Grammar states by room, for rooms whose grammar this rank compiles.
 
-A grammar is compiled beside the turns (`no-blocking`), from when its room is opened. A room without its
-compiled grammar waits as for its peer: within a deadline, and in its vote. A state is not handed over. Each
-room, and each of its choices, folds its own from the output (`mask-is-fold`).
+A grammar is compiled in parallel with the turns (`no-blocking`), from when its room is opened. A room without
+its compiled grammar waits as for its peer: within a deadline, and in its vote. A state is not handed over.
+Each room, and each of its choices, folds its own from the output (`mask-is-fold`).
 """
 
 import asyncio

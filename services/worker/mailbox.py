@@ -29,7 +29,7 @@ other command takes a tenth of it. So no burst makes a turn long, and handlers r
 OPENINGS: Final = frozenset({"run", "stream"})
 
 FRAME_BYTES: Final = 8
-"""Most bytes that a command adds to a list beside its own."""
+"""Most bytes that a command adds to a list besides its own length."""
 
 
 Answer = Callable[[Exception | None], None]

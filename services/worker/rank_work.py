@@ -35,7 +35,7 @@ OwnRequest = TypeVar("OwnRequest")
 class RankWork(ABC, Generic[Reply, OwnRequest]):
     """The part of `baton.worker.turn_loop.Work` that both sides share.
 
-    `OwnRequest`: requests that only this side's core makes, beside `SideRequest`.
+    `OwnRequest`: requests that only this side's core makes, besides `SideRequest`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Timeline lines of a worker, sent to the bootstrap beside the turns.
+"""Timeline lines of a worker, sent to the router in parallel with the turns.
 
 Lines go into a bounded buffer and leave in batches. When the buffer is full, lines are dropped and counted.
 The news that a room is retired is never dropped, because the registry waits for it. The leader reports what

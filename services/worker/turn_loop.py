@@ -5,7 +5,7 @@
 All ranks run the same turns in the same order (`same-turns`). Each turn has exactly one broadcast and one
 agreement, so that no rank waits for a collective that its peers never reach. Leaving is voted, too.
 Anything else that ranks exchange is gathered at the end of a turn that all of them know to need it. A turn
-is short. A step of the model runs beside the turns on its own thread, and starts only when the engine of
+is short. A step of the model runs in parallel on its own thread, and starts only when the engine of
 every rank is free.
 """
 

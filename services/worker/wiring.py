@@ -98,7 +98,7 @@ class Fitting:
     end: Callable[[], Awaitable[None]]
     """Function that ends all calls to workers of the other side, after the turns have ended."""
     peer: rooms_pb2.Peer
-    """Registered fields of the worker beside its name and address."""
+    """Registered fields of the worker besides its name and address."""
 
 
 Fit = Callable[[Rank[Settings], Metrics], Fitting]
@@ -110,7 +110,7 @@ def run_worker(
     count: Callable[[CollectorRegistry], Metrics],
     fit: Fit[Settings, Metrics],
 ) -> int:
-    """Run a worker, or one rank of it, until it is told to stop. Returns the exit code."""
+    """Run a worker, or one rank of it, until a signal stops it. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
     exit_reporter, settings = ExitReporter.prepare(settings, (settings.name,))
 

@@ -73,7 +73,7 @@ class Admission:
         """Number of requests that look for a next room, by the room that ended."""
         self.promises = DecodePromises()
         self._outlook: Hashable = None
-        """Registry's outlook when queued requests were last told that no worker can hold them."""
+        """Registry's outlook when queued requests that no worker can hold were last refused."""
         self._ending: Cause | None = None
         """Reason for which no room is opened any more."""
 
@@ -100,8 +100,8 @@ class Admission:
         most KV positions of each of the `choices` on decode. `priority`, `tenant`: as in `QueueKey`.
         `arrived_ms`: arrival by the wall clock, None for now. `may_be_local`, `scores`: as in `Need`.
 
-        `retry`: given for a request that had a room. It comes before new requests, which have places of their
-        own: as many again may wait. It waits until its caller gives up, also for a side to get a ready
+        `retry`: given for a request that had a room. It comes before new requests, and is not counted with
+        them: as many again may wait. It waits until its caller gives up, also for a side to get a ready
         worker. A new request waits for that only if a worker is expected.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError if no pair had space in time. NotInTime, a QueueFull,

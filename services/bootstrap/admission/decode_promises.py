@@ -17,7 +17,7 @@ class DecodePromises:
 
     def __init__(self) -> None:
         self.rooms: dict[RoomId, Incarnation] = {}
-        """Decode worker of each room that ended early, until its reader asks for the next one."""
+        """Decode worker of each room that ended early, until its reader wants the next one."""
         self.queued: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
         """Queued requests by the decode worker that retracted their rooms, the first to come first."""
         self._paused: Counter[Incarnation | None] = Counter()
@@ -25,11 +25,11 @@ class DecodePromises:
 
     def add(self, entry: RoomEntry) -> None:
         """Note that a room ended early, and that its request may go on on the same decode worker. The worker
-        waits until the request asks for its next room or gives up."""
+        waits until the request looks for its next room or gives up."""
         self.rooms[entry.id] = entry.decode.incarnation
 
     def withdraw(self, room: RoomId) -> None:
-        """Note that the request of a room has asked for its next one, or gives up."""
+        """Note that the request of a room looks for its next one, or gives up."""
         self.rooms.pop(room, None)
 
     def count(self, incarnation: Incarnation) -> int:

@@ -34,9 +34,9 @@ class Retry:
     wait_s: float | None
     """Time to wait for a side to get a ready worker, in seconds. None: as long as the caller waits."""
     pause_s: float = 0.0
-    """Pause before the request asks for anything, in seconds."""
+    """Pause before the request is placed again, in seconds."""
     fit_before: bool = True
-    """Whether the workers that it had could hold what it asks for now."""
+    """Whether the workers of its last room could hold the request as it is now."""
     margin: int = 0
     """KV positions that decode needs free besides those that the room begins with."""
     returns_to: Incarnation | None = None
@@ -68,7 +68,7 @@ class WaitingRequest:
     request: PlacementRequest
     opened: asyncio.Future[RoomEntry]
     queued: Event | None = None
-    """Line of its timeline that says that it waits, once it does."""
+    """Timeline line QUEUED, once the request waits."""
     reserved: Incarnation | None = None
     """Decode worker that was reserved for it by the last scan."""
 

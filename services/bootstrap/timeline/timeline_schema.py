@@ -62,7 +62,7 @@ class Activity(Enum):
     """The stream pauses because its worker needed the pages."""
     CLOSE = "close"
     KEPT = "kept"
-    """The room failed, and its memory is held until nothing can be written to it any more."""
+    """The room failed, and its memory is reserved until nothing can be written to it any more."""
 
 
 @dataclass(frozen=True, slots=True)

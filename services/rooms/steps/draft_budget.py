@@ -19,7 +19,7 @@ DRAFTS_MAX: Final = 16
 POSITIONS_MAX: Final = 64
 """Most drafted tokens of a step."""
 WORTH: Final = 1.2
-"""Gain that a draft has to promise, as a multiple of its cost: chances and costs are estimates."""
+"""Least ratio of a draft's expected gain to its cost. Above 1, because both are estimates."""
 KEPT: Final = 0.85
 """Decay of the weight of earlier steps, per step."""
 DOUBT: Final = 0.25

@@ -2,8 +2,8 @@
 
 The one that is expected to finish sooner does it (`mine-or-granted`). Decode computes a prompt in parts
 within steps of running sequences, and each part may delay these for a bounded time. At a prefill worker the
-prompt waits for those before it. Tokens cached on decode are not computed. So short rests of long
-conversations are computed on decode, and long prompts too, while prefill workers are busier.
+prompt waits for those before it. Tokens cached on decode are not computed. So decode computes
+the short new parts of long conversations. While prefill workers are busier, it computes long prompts, too.
 
 The leader decides by its own clock, and all ranks get the decision as a command. Pure.
 """
@@ -18,7 +18,7 @@ from baton.rooms.steps.step_cost import OUTLIER, StepCost
 WEIGHT: Final = 0.2
 """Weight of the last step in running means of step times."""
 TRIED_TOKENS: Final = 64
-"""Prompt tokens in a step while nothing is known of how long they take."""
+"""Prompt tokens in a step while their duration is unknown."""
 KNOWN_STEPS: Final = 1000
 """Steps of other kinds after which the measurement of one kind is dropped."""
 TRIED_STEPS: Final = 2

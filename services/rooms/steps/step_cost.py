@@ -138,7 +138,7 @@ class StepCost:
         return max(plain_ms + each * (positions - self._positions), 0.05 * self._ms)
 
     def believe(self) -> None:
-        """Use the measured costs from now on. For a user without ranks to inform."""
+        """Use the measured costs from now on. For a caller without other ranks."""
         self.news()
 
     def news(self) -> Costs | None:

@@ -52,7 +52,7 @@ class ExitReporter:
         return cls(file), replace(settings, exit_file="", exit_digest=digest_of(secret).hex())
 
     def begin(self, settings: WorkerSettings) -> None:
-        """Start to report the exits of earlier processes, beside everything else."""
+        """Start to report the exits of earlier processes in a task of its own."""
         if self._file is not None:
             self._reporting = asyncio.create_task(report_previous(self._file, reporter_of(settings)))
 

@@ -1,7 +1,7 @@
 """Process of a worker, or of the leader of its ranks: bind, register, turn, drain and leave.
 
 It has everything that does not depend on the side, which adds its services and its turn loop. Other ranks
-have a `follower_host`. When the group breaks, the leader tells all callers of rooms, and the process ends.
+have a `follower_host`. When the group breaks, all callers of rooms get an error, and the process ends.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ class LeaseThread:
         self._holds = holds
         self._sample = holds()
         self._sampling = False
-        """Whether the worker's loop was asked for the next sample."""
+        """Whether the worker's loop is to take the next sample."""
         self._on_renewal = on_renewal
         self._keeper = LeaseKeeper(
             self._channels.to(bootstrap, ServiceRole.BOOTSTRAP),
@@ -95,7 +95,7 @@ class LeaseThread:
         self._notify(self._on_renewal, held)
 
     def _sampled(self) -> workers_pb2.RenewRequest:
-        """Return the last sample of the worker's loop, and ask for the next one."""
+        """Return the last sample of the worker's loop, and request the next one."""
         if not self._sampling:
             self._sampling = True
             self._notify(self._take_sample)
