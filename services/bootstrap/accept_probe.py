@@ -37,13 +37,13 @@ class AcceptProbe:
         self._channel = channel
         self._accepted = accepted
         self._clock = clock
-        self._heard_ms = clock.now_ms()
+        self._accepted_ms = clock.now_ms()
         self.is_deaf = False
 
     def accepted_until_ms(self) -> int:
         """Return the time before which all calls that were sent have been accepted, on the clock's monotonic
         reading, in milliseconds."""
-        return self._clock.now_ms() if self.is_deaf else self._heard_ms
+        return self._clock.now_ms() if self.is_deaf else self._accepted_ms
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -58,12 +58,12 @@ class AcceptProbe:
                 continue
             self.is_deaf = False
             alone = self._accepted() - before <= 1
-            if alone or sent_ms - self._heard_ms >= DEAF_S * 1000:
-                self._heard_ms = sent_ms
+            if alone or sent_ms - self._accepted_ms >= DEAF_S * 1000:
+                self._accepted_ms = sent_ms
             await asyncio.sleep(EVERY_S if alone else AGAIN_S)
 
     def _missed(self, error: grpc.aio.AioRpcError) -> None:
-        silent_s = (self._clock.now_ms() - self._heard_ms) / 1000
+        silent_s = (self._clock.now_ms() - self._accepted_ms) / 1000
         if silent_s >= DEAF_S and not self.is_deaf:
             self.is_deaf = True
             cause = error.details() or error.code().name

@@ -56,8 +56,8 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
     async def ready(request: Request) -> JSONResponse:
         problems = _missing(registry)
         if not getattr(request.state, "operator", True):
-            told = {"status": "unavailable" if problems else "ok", "problems": problems}
-            return JSONResponse(told, status_code=503 if problems else 200)
+            state = {"status": "unavailable" if problems else "ok", "problems": problems}
+            return JSONResponse(state, status_code=503 if problems else 200)
         workers = [
             {
                 "name": w.facts.name,
@@ -94,8 +94,8 @@ def admin_router(
             weigh(process_from_wire(process), prefill_weight)
         except (Malformed, UnknownWorker) as error:
             return _not_found(str(error), "process")
-        told = {"process": process, "prefill_weight": prefill_weight}
-        return JSONResponse({**told, "decode_weight": WEIGHT_TOTAL - prefill_weight})
+        body = {"process": process, "prefill_weight": prefill_weight}
+        return JSONResponse({**body, "decode_weight": WEIGHT_TOTAL - prefill_weight})
 
     @router.get("/metrics")
     async def metrics_page(request: Request) -> Response:

@@ -162,14 +162,14 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             room, changed = RoomId(request.room), asyncio.Event()
             entry = self._rooms.registry.get(room)
             self._rooms.timelines.watch(room, changed)
-            told = 0
+            sent = 0
             try:
                 while True:
                     changed.clear()
-                    for event in islice(entry.events, told, None):
-                        told += 1
+                    for event in islice(entry.events, sent, None):
+                        sent += 1
                         yield event_to_wire(event)
-                    if entry.phase is RoomPhase.RETIRED and told == len(entry.events):
+                    if entry.phase is RoomPhase.RETIRED and sent == len(entry.events):
                         return
                     with suppress(TimeoutError):
                         async with asyncio.timeout(WATCH_S):

@@ -84,8 +84,8 @@ class Canary:
             return None
         workers = [w for w in registry.workers() if w.state in _USABLE]
         known = [worker.facts.incarnation for worker in workers]
-        kept: list[Incarnation | PairId] = [*broken, *known]
-        self._tries = Counter({each: self._tries[each] for each in kept})
+        known_pairs: list[Incarnation | PairId] = [*broken, *known]
+        self._tries = Counter({each: self._tries[each] for each in known_pairs})
         self.alone_tries = Counter({each: self.alone_tries[each] for each in known})
         free = [worker for worker in workers if not worker.canaries]
         there = {worker.facts.incarnation for worker in free}

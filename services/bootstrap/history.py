@@ -62,13 +62,13 @@ class History:
         self.refused: deque[RefusedRequest] = deque(maxlen=REFUSED_MAX)
         """Refused requests, the latest last."""
 
-    def record_census(self, worker: Incarnation, told: Mapping[str, Any], now_ms: int) -> None:
+    def record_census(self, worker: Incarnation, census: Mapping[str, Any], now_ms: int) -> None:
         last = self.censuses.get(worker)
         tokens_s = 0.0
         if last is not None and now_ms > last.at_ms:
-            drawn = max(told.get("tokens", 0) - last.values.get("tokens", 0), 0)
+            drawn = max(census.get("tokens", 0) - last.values.get("tokens", 0), 0)
             tokens_s = drawn * 1000 / (now_ms - last.at_ms)
-        self.censuses[worker] = WorkerCensusRecord(told, now_ms, tokens_s)
+        self.censuses[worker] = WorkerCensusRecord(census, now_ms, tokens_s)
 
     def worker_lost(self, facts: WorkerFacts, why: str, wall_ms: int, rooms: int) -> None:
         self.censuses.pop(facts.incarnation, None)

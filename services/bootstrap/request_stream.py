@@ -165,12 +165,12 @@ class RequestStream:
 
     async def _next_of_several(self, merged: Outbox[TokenBatch | Exception]) -> TokenBatch:
         while True:
-            told = await merged.get()
-            if isinstance(told, Exception):
+            item = await merged.get()
+            if isinstance(item, Exception):
                 await self.hang_up(Hangup.REQUEST_FAILED)
-                raise told
-            if told.choice not in self._enough:
-                return told
+                raise item
+            if item.choice not in self._enough:
+                return item
 
     async def _carry(self, strand: _Branch, cause: Cause, merged: Outbox[TokenBatch | Exception]) -> None:
         """Follow one of several branches to its end, and pass its batches on."""

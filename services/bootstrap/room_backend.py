@@ -86,8 +86,8 @@ class RoomBackend:
                 scores=request.scores,
             )
         except asyncio.CancelledError:
-            told, status = GIVEN_UP[why()]
-            self._note_refused(request, told, status, since_ms)
+            outcome, status = GIVEN_UP[why()]
+            self._note_refused(request, outcome, status, since_ms)
             raise
         except NoSuchWorker as error:
             none = NoWorker(str(error))

@@ -309,17 +309,17 @@ class RoomController:
 
     # ---- time
 
-    async def keep_time(self, heard_ms: Callable[[], int] | None = None) -> None:
-        """Call `look` regularly until cancelled. `heard_ms`: gives its argument each time."""
+    async def keep_time(self, accepted_ms: Callable[[], int] | None = None) -> None:
+        """Call `look` regularly until cancelled. `accepted_ms`: gives its argument each time."""
         while True:
-            self.look(None if heard_ms is None else heard_ms())
+            self.look(None if accepted_ms is None else accepted_ms())
             await asyncio.sleep(TICK_S)
 
-    def look(self, heard_ms: int | None = None) -> None:
-        """Expire leases and overdue rooms, and serve the queue. `heard_ms`: as `accepted_until_ms` of
+    def look(self, accepted_ms: int | None = None) -> None:
+        """Expire leases and overdue rooms, and serve the queue. `accepted_ms`: as `accepted_until_ms` of
         `Registry.expired`."""
         now_ms = self.clock.now_ms()
-        for incarnation in self.registry.expired(now_ms, heard_ms):
+        for incarnation in self.registry.expired(now_ms, accepted_ms):
             self.lose(incarnation, "its lease ran out", proof=None)
         for entry in self.registry.orphans(now_ms):
             self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))

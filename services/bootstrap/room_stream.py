@@ -183,13 +183,13 @@ class RoomStream:
     def _take(self, side: Side, reply: Any) -> None:
         match reply.WhichOneof("what"):
             case "tokens":
-                told = reply.tokens
-                tokens, finish = tuple(map(token_from_wire, told.tokens)), finish_from_wire(told.finish)
-                if told.cached_tokens:
-                    self.cached_tokens = told.cached_tokens
-                if told.local:
+                part = reply.tokens
+                tokens, finish = tuple(map(token_from_wire, part.tokens)), finish_from_wire(part.finish)
+                if part.cached_tokens:
+                    self.cached_tokens = part.cached_tokens
+                if part.local:
                     self._goes_on_with_decode()
-                message = TokenMessage(told.choice, told.first, tokens, finish)
+                message = TokenMessage(part.choice, part.first, tokens, finish)
                 if not self._merger.store(message):
                     self._offer(message)
             case "accepted" if side is Side.PREFILL:
@@ -349,20 +349,20 @@ class RoomStream:
         """Return the room's cause for a broken stream or a refusal. A worker that cannot be reached gets no
         rooms until it renews its lease."""
         facts = self.entry.worker(side)
-        who = f"{side.value} worker {facts.name}"
+        name = f"{side.value} worker {facts.name}"
         if remote.kind == WrongIncarnation.__name__:
             self._holding.discard(side)
             self._rooms.registry.suspect(facts.incarnation)
-            return Cause(LOST[side], f"{who} is another process now: {remote}")
+            return Cause(LOST[side], f"{name} is another process now: {remote}")
         if not remote.unreachable:
             self._holding.discard(side)
             if remote.kind == Draining.__name__:
                 self._rooms.registry.suspect(facts.incarnation)
-            return Cause(Reason.REFUSED, f"{who}: {str(remote).removeprefix(f'{who}: ')}")
+            return Cause(Reason.REFUSED, f"{name}: {str(remote).removeprefix(f'{name}: ')}")
         if remote.code is grpc.StatusCode.OK:
-            return Cause(LOST[side], f"{who} ended without an outcome")
+            return Cause(LOST[side], f"{name} ended without an outcome")
         self._rooms.registry.suspect(facts.incarnation)
-        return Cause(LOST[side], f"{who} broke off: {remote}")
+        return Cause(LOST[side], f"{name} broke off: {remote}")
 
 
 def _is_first_from_prefill(request: Request) -> bool:

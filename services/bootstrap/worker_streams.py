@@ -255,10 +255,10 @@ class WorkerStream:
         if message.HasField("load"):
             self._loaded(load_from_wire(message.load))
 
-    def _deliver(self, room: RoomId, hear: Callable[[Side, Any], None], what: object) -> None:
+    def _deliver(self, room: RoomId, receive: Callable[[Side, Any], None], what: object) -> None:
         """Call a room's listener. Its error ends neither the stream nor other rooms on it."""
         try:
-            hear(self._facts.side, what)
+            receive(self._facts.side, what)
         except Exception as error:
             log.error("a room's reply could not be taken", room=room, error=error)  # noqa: TRY400
 
@@ -279,13 +279,13 @@ class WorkerStream:
         while not self._opening and self._ending and length <= MESSAGE_BYTES:
             room, choice = self._ending.popleft()
             if room in self._listeners:
-                told = message.end_choices.add(room=room, incarnation=self._facts.incarnation, choice=choice)
-                length += told.ByteSize()
+                part = message.end_choices.add(room=room, incarnation=self._facts.incarnation, choice=choice)
+                length += part.ByteSize()
         while not self._opening and self._unsent and length <= MESSAGE_BYTES:
             room = self._unsent.popleft()
             if room in self._over:  # else it was retired meanwhile
-                told = message.cancel.add(
+                part = message.cancel.add(
                     room=room, incarnation=self._facts.incarnation, cause=cause_to_wire(self._over[room])
                 )
-                length += told.ByteSize()
+                length += part.ByteSize()
         return message

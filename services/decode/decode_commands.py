@@ -35,8 +35,13 @@ class DecodeCommands(RankCommands[ReceivingSide[DecodeRoom]]):
             case "end_choice":
                 self._cut(command.end_choice)
             case "compute_here":
-                told = command.compute_here
-                self._core.compute_here(RoomId(told.room), told.chunk_tokens, told.near_tokens, told.why)
+                compute_here = command.compute_here
+                self._core.compute_here(
+                    RoomId(compute_here.room),
+                    compute_here.chunk_tokens,
+                    compute_here.near_tokens,
+                    compute_here.why,
+                )
             case "revoke":
                 self._core.revoke()
             case _:

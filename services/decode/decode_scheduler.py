@@ -157,7 +157,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
         self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token], finish: FinishReason | None
     ) -> None:
         """Send the last tokens of the choice's output."""
-        told = inference_pb2.Tokens(
+        message = inference_pb2.Tokens(
             first=len(choice.sequence.output) - len(tokens),
             tokens=map(token_to_wire, tokens),
             finish=finish_to_wire(finish),
@@ -165,4 +165,4 @@ class DecodeScheduler(StepScheduler[StepOf]):
             local=room.local,
             choice=choice.place,
         )
-        room.reply(inference_pb2.StreamRoomReply(tokens=told))
+        room.reply(inference_pb2.StreamRoomReply(tokens=message))

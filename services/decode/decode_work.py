@@ -144,8 +144,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._endpoint_due = False
         return endpoint_to_wire(self.ports.exposure.endpoint()).SerializeToString()
 
-    def on_gathered(self, told: abc.Sequence[bytes]) -> None:
-        self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
+    def on_gathered(self, payloads: abc.Sequence[bytes]) -> None:
+        self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in payloads]
         self.peers.exposed_anew(self.endpoints)
 
     def _load(self) -> WorkerLoad:

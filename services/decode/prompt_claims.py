@@ -112,8 +112,8 @@ class PromptClaims:
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
         """Return whether a room is to be considered now. Scored prompts belong to prefill
         (`scored-is-computed`)."""
-        told = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
-        return told and not room.local and room.cause is None and now_ms >= room.look_again_ms
+        is_known = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
+        return is_known and not room.local and room.cause is None and now_ms >= room.look_again_ms
 
 
 def _left_ms(room: DecodeRoom, now_ms: int) -> int:

@@ -95,7 +95,7 @@ class SenderLink:
         self._unneeded = unneeded
         self._waiting: dict[RoomId, None] = {}
         """Rooms that wait for the connection."""
-        self._asked: int | None = None
+        self._connect_exposure: int | None = None
         """Exposure of the last connect."""
         self._refused_s = 0.0
         """Seconds for which it has refused, by the sum of pauses. Time without an answer does not count."""
@@ -185,9 +185,9 @@ class SenderLink:
             self._wake_stream()
 
     def _connect_answered(self, reply: inference_pb2.ConnectReply) -> None:
-        if not self.connecting or reply.exposure != self._asked:
+        if not self.connecting or reply.exposure != self._connect_exposure:
             return
-        if self._asked != self._identity.exposure:  # the memory was moved meanwhile
+        if self._connect_exposure != self._identity.exposure:  # the memory was moved meanwhile
             self._ask_connection()
             return
         problem = self._problem(reply)
@@ -315,8 +315,8 @@ class SenderLink:
         message = inference_pb2.HandOverRequest()
         if self._connect_to_send:
             self._connect_to_send = False
-            if self._asked != self._identity.exposure:
-                self._asked, self._refused_s = self._identity.exposure, 0.0
+            if self._connect_exposure != self._identity.exposure:
+                self._connect_exposure, self._refused_s = self._identity.exposure, 0.0
             message.connect.CopyFrom(self._identity.connect())
         length = 0
         while self._grants_to_send and length < MESSAGE_BYTES:

@@ -215,11 +215,11 @@ class _Choice:
         if not avoid:
             return self
         for is_weighed in (True, False) if self._is_weighed else (False,):
-            kept = copy(self)
-            kept._is_weighed = is_weighed
-            if any(worker.facts.incarnation not in avoid for worker in kept.ready()):
-                kept._avoid = avoid
-                return kept
+            choice = copy(self)
+            choice._is_weighed = is_weighed
+            if any(worker.facts.incarnation not in avoid for worker in choice.ready()):
+                choice._avoid = avoid
+                return choice
         return self
 
     def ready(self) -> Iterator[Worker]:
@@ -237,8 +237,8 @@ class _Choice:
         found = next(self.in_order(), None)
         if found is not None:
             return found[1]
-        side, told = self._side.value, self._need.describe(self._side)
-        text = f"every {side} worker is full: none has space for {told} now"
+        side, needed = self._side.value, self._need.describe(self._side)
+        text = f"every {side} worker is full: none has space for {needed} now"
         if not self.is_ready:
             text = f"a stream to every {side} worker broke: waiting for one to renew its lease"
         raise NoCapacity(text, self._side)
@@ -325,12 +325,14 @@ class _Choice:
     def _refuse(self) -> NoReturn:
         """Raise the error for a request that no serving worker can hold: NoneReady, NoSuchWorker or
         TooLarge."""
-        side, told = self._side.value, self._need.describe(self._side)
+        side, needed = self._side.value, self._need.describe(self._side)
         if self._workers.tokens_max and not any(self._able(self._workers.known)):
-            raise TooLarge(f"no {side} worker can hold {told}: the largest holds {self._workers.tokens_max}")
+            raise TooLarge(
+                f"no {side} worker can hold {needed}: the largest holds {self._workers.tokens_max}"
+            )
         ready = (each.facts for each in self._workers.ready if each.facts.computes or not self._alone)
         for most in (facts.tokens_max for facts in ready):
-            raise NoSuchWorker(f"no {side} worker that is ready can hold {told}: the largest holds {most}")
+            raise NoSuchWorker(f"no {side} worker that is ready can hold {needed}: the largest holds {most}")
         raise NoneReady(self._side)
 
 

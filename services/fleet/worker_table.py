@@ -173,8 +173,8 @@ class WorkerTable:
         """Return incarnations of worker `name` that registered process id `pid`, silent ones included. A late
         report says nothing about the next holder of the name (`incarnation`)."""
         holder = self._names.get(name)
-        held = {} if holder is None else {holder: self._workers[holder].facts}
-        known = self._silent | held
+        holders = {} if holder is None else {holder: self._workers[holder].facts}
+        known = self._silent | holders
         return [each for each, facts in known.items() if pid and (facts.name, facts.pid) == (name, pid)]
 
     def exited(self, name: str, pid: int, digest: bytes) -> list[Incarnation]:

@@ -169,10 +169,10 @@ class ReceivingSide(LandedData[R]):
         """End one choice because its reader wants no more of it. Has no effect on a room that is over."""
         if room not in self.roster:
             return
-        held = self.roster.get(room)
-        held.ends.cut.add(choice)
-        if choice in held.ends.going_on and not held.concluded:
-            self._end(held, choice, "cut off")
+        found = self.roster.get(room)
+        found.ends.cut.add(choice)
+        if choice in found.ends.going_on and not found.concluded:
+            self._end(found, choice, "cut off")
 
     def quiet(self, room: RoomId, generation: Generation) -> None:
         """Note that the sender acknowledged the close of this room and generation. Raises PeerFault for
@@ -296,16 +296,16 @@ class ReceivingSide(LandedData[R]):
     def load(self, running_max: int) -> WorkerLoad:
         """Return the load by which the router places rooms here. `running_max`: most sequences of a step."""
         nothing: PageCounts = (0,) * len(self.holdings.pools)
-        asked, waiting, running, entered = nothing, 0, 0, RoomId(0)
+        needed, waiting, running, entered = nothing, 0, 0, RoomId(0)
         for room in self.roster:
             entered = max(entered, room.id)
             if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
                 waiting += 1
-                asked = tuple(map(sum, zip(asked, room.pages_needed, room.margin, strict=True)))
+                needed = tuple(map(sum, zip(needed, room.pages_needed, room.margin, strict=True)))
             elif room.phase in (Phase.TRANSFERRING, Phase.COMPUTING) or room.runs:
                 running += len(room.ends.going_on)
         free = self.capacity().free or nothing
-        return WorkerLoad(free, asked, waiting, running, running_max, entered)
+        return WorkerLoad(free, needed, waiting, running, running_max, entered)
 
     def agreed(self) -> None:
         """Send the grants of the turn before: every rank has exposed their memory by now."""
@@ -385,8 +385,8 @@ class ReceivingSide(LandedData[R]):
         holding = self.holdings.take(room.id, room.pages_needed, known, room.request.salt)
         room.prefix_tokens = room.computed = holding.shared_tokens
         self.page_growth.granted(room)
-        told = f"{counted(sum(map(len, holding.pages)), 'page')}, {counted(room.computed, 'token')} cached"
-        self._report(room, Moment.COMPUTING, told)
+        detail = f"{counted(sum(map(len, holding.pages)), 'page')}, {counted(room.computed, 'token')} cached"
+        self._report(room, Moment.COMPUTING, detail)
 
     def _begin_output(self, room: R, first: Token) -> None:
         room.first = first

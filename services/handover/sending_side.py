@@ -153,13 +153,13 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         `route`: route to the exposure that the grant names, or the error that prevents one. Raises
         UnknownRoom, PeerFault, NotConnected, Truncated.
         """
-        held = self._answered(room, receiver, grant)
+        found = self._answered(room, receiver, grant)
         if isinstance(route, NotConnected):
             if not self.elected:
                 # The leader may have accepted the grant. So this rank ends the room by its vote.
-                self.fail(held, Reason.CONNECT_FAILED, f"prefill: {route}")
+                self.fail(found, Reason.CONNECT_FAILED, f"prefill: {route}")
             raise route
-        known = held.request.prefill_tokens
+        known = found.request.prefill_tokens
         # `promise-kept`: cached pages of the receiver are whole, and are not overwritten.
         if grant.prefix_tokens % lcm(*route.page_tokens) or grant.prefix_tokens > known:
             raise PeerFault(
@@ -170,17 +170,17 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         granted = tuple(map(len, grant.pages))
         if granted != expected:
             raise Truncated(f"room {room}: {added(granted)} pages granted, {added(expected)} to be sent")
-        held.note(grant)
-        held.route = route
+        found.note(grant)
+        found.route = route
 
     def claimed(self, room: RoomId, receiver: Incarnation) -> None:
         """End a room whose prompt the receiver computes itself (`mine-or-granted`). Raises UnknownRoom,
         PeerFault."""
         claim = Failed(CLAIMED)
-        held = self._answered(room, receiver, claim)
-        if held.grant is not None:
+        found = self._answered(room, receiver, claim)
+        if found.grant is not None:
             raise PeerFault(f"room {room}: claimed by a receiver that has granted it")
-        held.note(claim)
+        found.note(claim)
 
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation, now_ms: int) -> None:
         """End a room that its receiver gave up.
@@ -189,10 +189,10 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         and tenancy are named.
         """
         if room in self.roster:
-            held = self.roster.get(room)
-            if held.peer != receiver:
+            found = self.roster.get(room)
+            if found.peer != receiver:
                 raise PeerFault(f"room {room}: the registry named another receiver")
-            if held.grant is not None and held.grant.generation != generation:
+            if found.grant is not None and found.grant.generation != generation:
                 raise PeerFault(f"room {room}: generation {generation} was not granted")
         self.roster.cancel_by_peer(room, receiver, GIVEN_UP, now_ms)
 
@@ -251,8 +251,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
             room.progressed(now_ms)
         if writes.written and not room.written:
             room.note(Written())
-            told = f"what this rank sends of {room.computed} tokens"
-            self._report(room, Moment.WRITTEN, told, of_rank=True)
+            detail = f"what this rank sends of {room.computed} tokens"
+            self._report(room, Moment.WRITTEN, detail, of_rank=True)
             moved = True
         if room.written and (room.phase is Phase.TRANSFERRING or not room.elected):
             room.progressed(now_ms)  # from now on only another rank can be late, which has its own deadline
@@ -360,10 +360,10 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         if room not in self.roster:
             self.roster.note(room, answer)  # counted, and creates nothing
             raise UnknownRoom(f"room {room} is not known here")
-        held = self.roster.get(room)
-        if receiver != held.peer:
+        found = self.roster.get(room)
+        if receiver != found.peer:
             raise PeerFault(f"room {room}: the registry named another receiver")  # `authorised-writer`
-        return held
+        return found
 
     # ---- what moves do
 

@@ -85,5 +85,5 @@ def _layer_heads(groups: Sequence[KvGroup]) -> set[tuple[int, int]]:
 
 
 def _some(ids: set[int]) -> str:
-    told = ", ".join(map(str, sorted(ids)[:_IDS_SHOWN])) or "none"
-    return f"{told}, …" if len(ids) > _IDS_SHOWN else told
+    shown = ", ".join(map(str, sorted(ids)[:_IDS_SHOWN])) or "none"
+    return f"{shown}, …" if len(ids) > _IDS_SHOWN else shown

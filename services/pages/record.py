@@ -76,10 +76,10 @@ class MetadataRecord:
             raise ValueError(f"pages of {len(self.pages)} groups, a record counts those of {GROUPS_MAX}")
         if len(self.alternatives) > ALTERNATIVES_MAX:
             raise ValueError(f"{len(self.alternatives)} alternatives, a record holds {ALTERNATIVES_MAX}")
-        asked = self.first_logprob is not None
-        if self.alternatives and not asked:
+        has_logprobs = self.first_logprob is not None
+        if self.alternatives and not has_logprobs:
             raise ValueError("alternatives without the first token's own logprob")
-        count = len(self.alternatives) if asked else LOGPROBS_NONE
+        count = len(self.alternatives) if has_logprobs else LOGPROBS_NONE
         try:
             head = _HEAD.pack(
                 _MAGIC,

@@ -113,5 +113,5 @@ def _settle(ended: Ended, problem: str | None) -> None:
         ended.set_result(problem)
 
 
-def _let_go(held: list[Any]) -> None:
-    held.clear()
+def _let_go(works: list[Any]) -> None:
+    works.clear()

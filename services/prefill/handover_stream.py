@@ -45,7 +45,7 @@ class HandOverStream:
         self.unsent: deque[Answer] = deque()
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
-        self._asked: set[asyncio.Future[None]] = set()
+        self._pending: set[asyncio.Future[None]] = set()
         """Requests without a result of a turn, and closes without a proof."""
         self.early_grants: dict[RoomId, EarlyGrant] = {}
         """Grants that wait for their rooms."""
@@ -69,8 +69,8 @@ class HandOverStream:
         finally:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-            for asked in list(self._asked):
-                asked.cancel()
+            for pending in list(self._pending):
+                pending.cancel()
             while self.early_grants:
                 self._work.early.drop(self.early_grants.popitem()[1])
 
@@ -141,22 +141,22 @@ class HandOverStream:
 
     def _ask(self, command: group_pb2.Command, answered: Callable[[Exception | None], None]) -> None:
         try:
-            asked = self._mailbox.enter(command)
+            pending = self._mailbox.enter(command)
         except Refusal as error:
             answered(error)
         else:
-            self._follow(asked, answered)
+            self._follow(pending, answered)
 
-    def _follow(self, asked: asyncio.Future[None], answered: Callable[[Exception | None], None]) -> None:
-        self._asked.add(asked)
+    def _follow(self, pending: asyncio.Future[None], answered: Callable[[Exception | None], None]) -> None:
+        self._pending.add(pending)
 
-        def answer(asked: asyncio.Future[None]) -> None:
-            self._asked.discard(asked)
-            if not asked.cancelled():
-                error = asked.exception()
+        def answer(pending: asyncio.Future[None]) -> None:
+            self._pending.discard(pending)
+            if not pending.cancelled():
+                error = pending.exception()
                 answered(error if isinstance(error, Exception) else None)
 
-        asked.add_done_callback(answer)
+        pending.add_done_callback(answer)
 
     def _ask_grant(self, grant: inference_pb2.GrantRequest) -> None:
         self._ask(group_pb2.Command(grant=grant), partial(self._granted, grant))

@@ -96,7 +96,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         """Futures of callers that wait for the proof that a room is quiet."""
         self._looks = 0
         """Number of turns without a pause that are left."""
-        self._held_back = False
+        self._is_delayed = False
         """Whether this turn posts no writes. It never happens twice in a row, however fast steps are."""
 
     # ---- what the handlers of the leader call
@@ -128,11 +128,11 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
     def observe(self) -> bool:
         news = self.scheduler.observe()
         self._carry_out()
-        self._held_back = news and not self._held_back
+        self._is_delayed = news and not self._is_delayed
         news |= self.ports.grammar_states.observe()
         self.ports.exposure.transfer.progress()
         # Posting may copy: first tokens leave before their pages do, and the next step starts.
-        if not self._held_back and self._pushes.poll(beside=not self.scheduler.free):
+        if not self._is_delayed and self._pushes.poll(beside=not self.scheduler.free):
             news, self._looks = True, LOOKS_MAX
         news |= self._pushes.drain()
         self._carry_out()

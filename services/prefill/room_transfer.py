@@ -124,8 +124,8 @@ class RoomTransfer:
         Called by the elected rank only, with the last pages. `checksum`: returns the sum of the pages for
         the KV heads of a receiver's rank.
         """
-        told = [(checksum(target.heads), target.peer) for target in self._route.targets]
-        for value, group in groupby(told, key=lambda each: each[0]):
+        sums = [(checksum(target.heads), target.peer) for target in self._route.targets]
+        for value, group in groupby(sums, key=lambda each: each[0]):
             own = record if value == record.pages_checksum else replace(record, pages_checksum=value)
             self._records.append((own, [peer for _, peer in group]))
         self._seal = seal_bytes(record.room, record.generation)

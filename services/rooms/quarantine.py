@@ -40,10 +40,10 @@ def revocation_due(
     if not quarantined:
         return False
     oldest = min(quarantined, key=lambda room: room.entered_ms)
-    held = map(sum, zip(*(room.pages_expected for room in quarantined), strict=True))
+    counts = map(sum, zip(*(room.pages_expected for room in quarantined), strict=True))
     soon_ms = oldest.deadlines.fence_ms // HURRY
     lacking = lacks_since_ms is not None and now_ms >= lacks_since_ms + soon_ms
-    pressed = lacking or any(count > SHARE * of for count, of in zip(held, pages, strict=True))
+    pressed = lacking or any(count > SHARE * of for count, of in zip(counts, pages, strict=True))
     return now_ms >= oldest.entered_ms + (soon_ms if pressed else oldest.deadlines.fence_ms)
 
 

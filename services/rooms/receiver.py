@@ -63,16 +63,16 @@ class Receiver(Room):
         self.local = True
         return True
 
-    def expose(self, generation: Generation, held: PageCounts) -> None:
+    def expose(self, generation: Generation, cached: PageCounts) -> None:
         """Note that the room's memory is about to be named to the sender, with this generation. Called once.
-        `held`: leading pages of each group whose content is already here."""
+        `cached`: leading pages of each group whose content is already here."""
         if self.generation is not None or self.phase is not Phase.TRANSFERRING or self.local:
             raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")
-        if any(map(gt, held, self.pages_expected)):
-            raise LocalBug(f"room {self.id}: {sum(held)} pages held of {sum(self.pages_expected)}")
+        if any(map(gt, cached, self.pages_expected)):
+            raise LocalBug(f"room {self.id}: {sum(cached)} pages held of {sum(self.pages_expected)}")
         self.generation = generation
-        self.pages_expected = tuple(map(sub, self.pages_expected, held))
-        self.pages_landed = (0,) * len(held)
+        self.pages_expected = tuple(map(sub, self.pages_expected, cached))
+        self.pages_landed = (0,) * len(cached)
 
     def _note(self, evidence: Evidence) -> None:
         match evidence:

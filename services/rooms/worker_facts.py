@@ -40,10 +40,10 @@ class StackFacts:
 
     def in_words(self) -> dict[str, str]:
         """Return each value as text by its field, in the order in which they are compared."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: value if isinstance(value, str) else "; ".join(map(str, value))
-            for name, value in sorted(told.items())
+            for name, value in sorted(values.items())
         }
 
 

@@ -155,6 +155,6 @@ def _reserve(span: int) -> int:
 
 def _mapped(place: int, length: int, span: int) -> ctypes.Array[ctypes.c_char]:
     """Return the bytes at `place`, which are unmapped when nothing refers to them any more."""
-    held = (ctypes.c_char * length).from_address(place)
-    weakref.finalize(held, _libc.munmap, place, span).atexit = False
-    return held
+    buffer = (ctypes.c_char * length).from_address(place)
+    weakref.finalize(buffer, _libc.munmap, place, span).atexit = False
+    return buffer

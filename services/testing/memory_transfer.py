@@ -76,9 +76,9 @@ class MemoryTransfer:
         return self.ledger.post(peer, write)
 
     def poll(self, put: PutId) -> PutState:
-        told = self.ledger.note_end(put)
-        if told is not None:
-            return told
+        ended = self.ledger.note_end(put)
+        if ended is not None:
+            return ended
         write = self.ledger.write(put)
         state = self._state(put, write)
         if state is not PutState.PENDING:

@@ -164,9 +164,9 @@ class NixlTransfer:
             write.fate = PutState.DONE if status == "DONE" else None
 
     def poll(self, put: PutId) -> PutState:
-        told = self.ledger.note_end(put)
-        if told is not None:
-            return told
+        ended = self.ledger.note_end(put)
+        if ended is not None:
+            return ended
         state = self._state(put, self.ledger.write(put))
         if state is not PutState.PENDING:
             self._release(self.ledger.end(put))

@@ -67,8 +67,8 @@ class Library:
 
 def describe_settings() -> str:
     """Return a text for the end of an error: the variables that configure the library, with their values."""
-    told = {name: value for name, value in os.environ.items() if name.startswith(LIBRARY_VARIABLES)}
-    listed = " ".join(f"{name}={value}" for name, value in sorted(told.items()) if name not in OURS)
+    given = {name: value for name, value in os.environ.items() if name.startswith(LIBRARY_VARIABLES)}
+    listed = " ".join(f"{name}={value}" for name, value in sorted(given.items()) if name not in OURS)
     return f"; the environment sets {listed}" if listed else ""
 
 

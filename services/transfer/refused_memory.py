@@ -18,10 +18,10 @@ def explain_refused_memory(device: str) -> Iterator[None]:
     try:
         yield
     except TransferError as error:
-        said = describe_settings()
+        settings = describe_settings()
         text = f"the KV pages on {device} cannot be transferred: {error}"
-        if said not in text:
-            text += said
+        if settings not in text:
+            text += settings
         if device.startswith("cuda"):
             text += "; NIXL's UCX needs its CUDA transports, which `ucx_info -d` lists where they are there"
         raise StartupError(text) from error

@@ -30,7 +30,7 @@ def census_to_wire(
 def census_from_wire(wire: workers_pb2.WorkerCensus) -> dict[str, Any]:
     """Read the counts, as the pages show them. Entries beyond the bounds are left out, since nothing depends
     on them."""
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: {shown_from_wire(key, KEY_CHARS_MAX): int(counts[key]) for key in sorted(counts)[:KEYS_MAX]}
         for name, counts in (
             ("queues", wire.queues),
@@ -39,7 +39,7 @@ def census_from_wire(wire: workers_pb2.WorkerCensus) -> dict[str, Any]:
             ("slots", wire.slots),
         )
     }
-    return {**told, "turns": wire.turns, "tokens": wire.tokens}
+    return {**values, "turns": wire.turns, "tokens": wire.tokens}
 
 
 def _by_value(census: Mapping[Any, int]) -> dict[str, int]:

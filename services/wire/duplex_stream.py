@@ -24,20 +24,23 @@ class ChannelClosed(RemoteError):
 
 
 async def run_duplex(
-    call: grpc.aio.StreamStreamCall, news: asyncio.Event, say: Callable[[], Any], hear: Callable[[Any], None]
+    call: grpc.aio.StreamStreamCall,
+    news: asyncio.Event,
+    next_message: Callable[[], Any],
+    on_message: Callable[[Any], None],
 ) -> RemoteError:
     """Run a stream. Return why it ended.
 
-    `say`: returns the next message to send, or None. It is called again when `news` is set. `hear`: takes
-    each message. A bug in either ends the stream, and is logged. The call is over when this returns or is
-    cancelled.
+    `next_message`: returns the next message to send, or None. It is called again when `news` is set.
+    `on_message`: takes each message. A bug in either ends the stream, and is logged. The call is over when
+    this returns or is cancelled.
     """
     ends: list[RemoteError] = []
     call.add_done_callback(lambda _: ends.append(_at_once(_end_of(call))))
-    writer = asyncio.create_task(_write(call, news, say))
+    writer = asyncio.create_task(_write(call, news, next_message))
     try:
         async for message in call:
-            hear(message)
+            on_message(message)
     except grpc.aio.AioRpcError as broke:
         # Where a write fails because the peer ended the stream, grpc.aio puts an error of its own in the
         # place of what the peer said: that came first.
@@ -59,25 +62,27 @@ async def _end_of(call: grpc.aio.StreamStreamCall) -> RemoteError:
     code = await call.code()
     if code is grpc.StatusCode.OK:
         return RemoteError(code, "", ENDED)
-    told = await call.initial_metadata(), await call.trailing_metadata()
-    return remote_error(grpc.aio.AioRpcError(code, *told, await call.details()))
+    metadata = await call.initial_metadata(), await call.trailing_metadata()
+    return remote_error(grpc.aio.AioRpcError(code, *metadata, await call.details()))
 
 
-def _at_once(told: Coroutine[Any, Any, RemoteError]) -> RemoteError:
+def _at_once(metadata: Coroutine[Any, Any, RemoteError]) -> RemoteError:
     """Return the result of a coroutine that has nothing to wait for, since its call is done."""
     try:
-        told.send(None)
+        metadata.send(None)
     except StopIteration as done:
         error: RemoteError = done.value
         return error
     raise AssertionError("a call that is done does not tell how it ended")
 
 
-async def _write(call: grpc.aio.StreamStreamCall, news: asyncio.Event, say: Callable[[], Any]) -> None:
+async def _write(
+    call: grpc.aio.StreamStreamCall, news: asyncio.Event, next_message: Callable[[], Any]
+) -> None:
     try:
         while True:
             news.clear()
-            while (message := say()) is not None:
+            while (message := next_message()) is not None:
                 await call.write(message)
             await news.wait()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

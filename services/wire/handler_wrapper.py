@@ -24,8 +24,8 @@ def wrap_handler(
     async def replies(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         serve = handler.stream_stream if handler.request_streaming else handler.unary_stream
         async with aclosing(serve(await before(request, context), context)) as each:
-            async for said in each:
-                yield said
+            async for message in each:
+                yield message
 
     if handler.request_streaming:
         return grpc.stream_stream_rpc_method_handler(replies, decode, encode)

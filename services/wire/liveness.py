@@ -51,8 +51,8 @@ class LivenessProbe:
                 # Ways to a worker that is silent are dropped, and what is asked by them is never answered.
                 async with self._channels.once(address, party) as channel:
                     stub = workers_pb2_grpc.PresenceServiceStub(channel)
-                    asked = workers_pb2.WhoIsThereRequest()
-                    reply = await stub.WhoIsThere(asked, timeout=ASK_S, wait_for_ready=True)
+                    request = workers_pb2.WhoIsThereRequest()
+                    reply = await stub.WhoIsThere(request, timeout=ASK_S, wait_for_ready=True)
         except (OSError, grpc.aio.AioRpcError):  # TimeoutError is an OSError
             return False
         return bool(reply.incarnation == incarnation)

@@ -101,9 +101,9 @@ def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]
 def _check_own(parties: frozenset[ServiceRole], request: object) -> None:
     """Check that a worker registers for its own side, and reports under its own incarnation. Raises
     NotAdmitted."""
-    who = " and ".join(sorted(parties))
+    callers = " and ".join(sorted(parties))
     if isinstance(request, workers_pb2.RegisterRequest) and request.side not in map(SIDES.get, parties):
-        raise NotAdmitted(f"the certificate is a {who} worker's, the registration is not")
+        raise NotAdmitted(f"the certificate is a {callers} worker's, the registration is not")
     nameless = isinstance(request, rooms_pb2.ReportRoomsRequest) and not request.incarnation
     if nameless and ServiceRole.BOOTSTRAP not in parties:
-        raise NotAdmitted(f"a {who} worker reports under its own incarnation, not without one")
+        raise NotAdmitted(f"a {callers} worker reports under its own incarnation, not without one")

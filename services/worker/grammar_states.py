@@ -85,8 +85,8 @@ class GrammarStates:
                 continue
             if not isinstance(error, GrammarRefused | GrammarLost):
                 log.error("a grammar was not compiled", room=each.room.id, error=error)
-            told = f"{each.room.SIDE.value}: {NOT_HERE[isinstance(error, GrammarLost)]}"
-            each.room.note(Failed(Cause(Reason.GRAMMAR_FAILED, told)))
+            text = f"{each.room.SIDE.value}: {NOT_HERE[isinstance(error, GrammarLost)]}"
+            each.room.note(Failed(Cause(Reason.GRAMMAR_FAILED, text)))
         return bool(done)
 
     def forget(self, room: RoomId) -> None:

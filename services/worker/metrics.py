@@ -186,5 +186,5 @@ class WorkerMetrics:
         for phase, spent_ms in phase_ms.items():
             self._phases[phase].observe(spent_ms / 1000)
 
-    def lease_tried(self, held: bool) -> None:
-        (self._renewals if held else self._no_lease).inc()
+    def lease_tried(self, has_lease: bool) -> None:
+        (self._renewals if has_lease else self._no_lease).inc()

@@ -42,8 +42,8 @@ class RankCommands(ABC, Generic[Core]):
             case "drain":
                 self._core.drain()
             case "step_costs":
-                told = command.step_costs
-                self._cost.told = Costs(told.position, told.draft, told.scored)
+                costs = command.step_costs
+                self._cost.told = Costs(costs.position, costs.draft, costs.scored)
             case what:
                 if not self._apply(what, command):
                     raise PeerFault(f"{what} is not a command for this worker")

@@ -120,8 +120,8 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     def take_commands(self) -> bytes:
         cost = self.scheduler.cost.news()
         if cost is not None:
-            told = group_pb2.StepCosts(position=cost.position, draft=cost.draft, scored=cost.scored)
-            self.ports.mailbox.put(group_pb2.Command(step_costs=told))
+            costs = group_pb2.StepCosts(position=cost.position, draft=cost.draft, scored=cost.scored)
+            self.ports.mailbox.put(group_pb2.Command(step_costs=costs))
         return self.ports.mailbox.take()
 
     def apply(self, commands: bytes) -> None:
@@ -154,7 +154,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     def gather_payload(self) -> bytes | None:
         return None
 
-    def on_gathered(self, told: Sequence[bytes]) -> None:  # noqa: ARG002
+    def on_gathered(self, costs: Sequence[bytes]) -> None:  # noqa: ARG002
         raise AssertionError("the ranks of this worker tell each other nothing")
 
     def record_vote(self, room: Any, wish: Vote, now_ms: int) -> None:

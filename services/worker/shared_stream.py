@@ -60,7 +60,7 @@ class SharedStream(Generic[Reply]):
         self._pending: deque[Line[Reply]] = deque()
         self._news = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
-        self._asking: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def reading(self, requests: AsyncIterator[Any]) -> AsyncIterator["SharedStream[Reply]"]:
@@ -73,7 +73,7 @@ class SharedStream(Generic[Reply]):
             rooms, self._rooms = list(self._rooms), {}
             for room in rooms:
                 self._callers.give_up(room)
-            tasks = [self._reading, *self._asking]
+            tasks = [self._reading, *self._calls]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -88,7 +88,7 @@ class SharedStream(Generic[Reply]):
                 yield self._next()
             if self._reading is not None and self._reading.done():
                 self._reading.result()
-                if not self._rooms and not self._pending and not self._asking:
+                if not self._rooms and not self._pending and not self._calls:
                     return
 
     def _next(self) -> Sequence[Line[Reply]]:
@@ -111,11 +111,11 @@ class SharedStream(Generic[Reply]):
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._asking.add(task)
+        self._calls.add(task)
         task.add_done_callback(self._take_result)
 
     def _take_result(self, task: asyncio.Task[None]) -> None:
-        self._asking.discard(task)
+        self._calls.discard(task)
         self._news.set()
 
     def _open(self, request: Any) -> None:

@@ -141,9 +141,11 @@ class StepThread:
         self.running = loop.run_in_executor(self._thread, work, given)
         self.running.add_done_callback(lambda _: self._on_done())
 
-    def _begin(self, work: Callable[[Any], Any], clock: Clock, asked_us: int, given: Sequence[Any]) -> Any:
+    def _begin(
+        self, work: Callable[[Any], Any], clock: Clock, submitted_us: int, given: Sequence[Any]
+    ) -> Any:
         """Run `work` in the thread, and measure how long it waited."""
-        self.waited_us = clock.host_us() - asked_us
+        self.waited_us = clock.host_us() - submitted_us
         return work(given)
 
     def _ended(self, *, summing: bool) -> asyncio.Future[Any] | None:

@@ -90,7 +90,7 @@ class Work(Protocol):
     def gather_payload(self) -> bytes | None:
         """Return data that every rank needs from this one, once. None on all ranks or on none."""
 
-    def on_gathered(self, told: Sequence[bytes]) -> None:
+    def on_gathered(self, payload: Sequence[bytes]) -> None:
         """Take the data of all ranks, in rank order."""
 
     def record(self, agreement_s: float) -> None:
@@ -244,8 +244,8 @@ async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms:
         for room in work.roster
         if (cause := room.ending(now_ms)) is not None and verdict.reasons.get(room.index) is cause.reason
     ]
-    for told in await group.gather(_encoded(mine[:ROOMS_MAX])):
-        for room, text in json.loads(told):
+    for payload in await group.gather(_encoded(mine[:ROOMS_MAX])):
+        for room, text in json.loads(payload):
             reason = verdict.reasons[work.roster.get(RoomId(room)).index]
             work.roster.note(RoomId(room), Failed(Cause(reason, text)))
 
@@ -260,9 +260,9 @@ def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
 
 
 async def _gather(work: Work, group: RankGroup) -> None:
-    told = work.gather_payload()
-    if told is not None:
-        work.on_gathered(await group.gather(told))
+    payload = work.gather_payload()
+    if payload is not None:
+        work.on_gathered(await group.gather(payload))
 
 
 async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
@@ -278,9 +278,9 @@ async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
         return f"which rank holds which is not known ({error})"
     with suppress(GroupBroken):
         await group.gather(b"")  # no rank leaves before all have the data
-    for rank, told in enumerate(each):
-        ranks.setdefault(told.decode(), []).append(str(rank))
-    return "; ".join(f"rank {', '.join(each)}: {told}" for told, each in ranks.items())
+    for rank, payload in enumerate(each):
+        ranks.setdefault(payload.decode(), []).append(str(rank))
+    return "; ".join(f"rank {', '.join(each)}: {payload}" for payload, each in ranks.items())
 
 
 async def _timed_agree(group: RankGroup, ballot: Ballot) -> tuple[Sequence[int], float]:

@@ -113,10 +113,10 @@ class Admission:
         )
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
         claim = QueueKey(priority, tenant, self.expected.cost(need), came_ms, had_room=retry is not None)
-        asked = PlacementRequest(request_id, need, retry, prompt, salt, trace, claim)
+        request = PlacementRequest(request_id, need, retry, prompt, salt, trace, claim)
         came_s = asyncio.get_running_loop().time()
         try:
-            entry = await (self._open_in_turn(asked) if retry is None else self._open_again(asked, retry))
+            entry = await (self._open_in_turn(request) if retry is None else self._open_again(request, retry))
         except NoSuchWorker:
             self._metrics.refused(RefusalReason.NO_WORKER)
             raise
@@ -219,28 +219,28 @@ class Admission:
         ahead, hoping = self._line.ahead(claim), self._ready_wait.total()
         return ahead._replace(all=ahead.all + hoping, tokens=ahead.tokens + hoping * claim.tokens)
 
-    async def _open_again(self, asked: PlacementRequest, retry: Retry) -> RoomEntry:
+    async def _open_again(self, request: PlacementRequest, retry: Retry) -> RoomEntry:
         """Open the next room of a request, after waiting for a worker if a side has none."""
         self.retrying[retry.room] += 1
         self.promises.withdraw(retry.room)
         try:
             with self.promises.pause(retry.returns_to):
                 await asyncio.sleep(retry.pause_s)
-                return await self._open_when_ready(asked, retry)
+                return await self._open_when_ready(request, retry)
         finally:
             decrement(self.retrying, retry.room)
 
-    async def _open_when_ready(self, asked: PlacementRequest, retry: Retry) -> RoomEntry:
+    async def _open_when_ready(self, request: PlacementRequest, retry: Retry) -> RoomEntry:
         until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
         while True:
             try:
-                return await self._open_in_turn(asked)
+                return await self._open_in_turn(request)
             except NoSuchWorker as error:
                 hopeless = isinstance(error, TooLarge) and not retry.fit_before
                 if hopeless or self._ending or not self._bounds.may_wait_for_ready(retry):
                     raise
                 lacks = error.side if isinstance(error, NoneReady) else None
-                if not await self._ready_wait.wait(asked.claim.priority, lacks, until_s):
+                if not await self._ready_wait.wait(request.claim.priority, lacks, until_s):
                     raise
 
     def _serve_queue(self) -> None:
@@ -307,38 +307,38 @@ class Admission:
         waiting.opened.set_result(entry)
         return None
 
-    async def _open_in_turn(self, asked: PlacementRequest) -> RoomEntry:
+    async def _open_in_turn(self, request: PlacementRequest) -> RoomEntry:
         """Open a room at once if there is space that requests before it did not fit, or else when it is its
         turn."""
         fits = True
         try:
-            pair = self._pair(asked)
+            pair = self._pair(request)
             if not len(self._line):
-                return self._open(asked, pair)
+                return self._open(request, pair)
         except NoCapacity:
             fits = False
         if not len(self._line):
             self._outlook = self._registry.outlook(self._clock.now_ms())
-        ahead = self._ahead(asked.claim)
-        waiting = WaitingRequest(asked, asyncio.get_running_loop().create_future())
-        one = self._line.enter(waiting, asked.claim)
-        if asked.retry is not None:
-            self.promises.enter(asked.retry.returns_to, one)
+        ahead = self._ahead(request.claim)
+        waiting = WaitingRequest(request, asyncio.get_running_loop().create_future())
+        one = self._line.enter(waiting, request.claim)
+        if request.retry is not None:
+            self.promises.enter(request.retry.returns_to, one)
         try:
             if fits:
                 self._serve_queue()
             if not waiting.opened.done():
-                self._bounds.check_may_wait(asked, ahead, self._clock.now_ms())
-                told = f"class {asked.claim.priority}, {ahead.all} before it"
-                waiting.queued = self._timelines.line(Moment.QUEUED, told)
-                if asked.retry is None:
-                    self.expected.enters(asked.claim)
+                self._bounds.check_may_wait(request, ahead, self._clock.now_ms())
+                detail = f"class {request.claim.priority}, {ahead.all} before it"
+                waiting.queued = self._timelines.line(Moment.QUEUED, detail)
+                if request.retry is None:
+                    self.expected.enters(request.claim)
                 self._look()
             return await self._turn(waiting)
         finally:
             self._line.leave(one)
-            if asked.retry is not None:
-                self.promises.leave(asked.retry.returns_to, one)
+            if request.retry is not None:
+                self.promises.leave(request.retry.returns_to, one)
 
     async def _turn(self, waiting: WaitingRequest) -> RoomEntry:
         opened, is_new = waiting.opened, waiting.request.retry is None
@@ -354,44 +354,47 @@ class Admission:
                 self.discard(opened.result())
             raise
 
-    def _pair(self, asked: PlacementRequest) -> Pair:
+    def _pair(self, request: PlacementRequest) -> Pair:
         """Return the best pair. Raises NoCapacity, and NoSuchWorker if waiting in the queue does not help."""
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
-        retry = asked.retry
-        if asked.prompt and self._registry.uses_prefix_affinity:
-            asked.need, asked.prompt = replace(asked.need, blocks=hash_blocks(asked.prompt, asked.salt)), ()
+        retry = request.retry
+        if request.prompt and self._registry.uses_prefix_affinity:
+            request.need, request.prompt = (
+                replace(request.need, blocks=hash_blocks(request.prompt, request.salt)),
+                (),
+            )
             if retry is not None and retry.returns_to is not None:
-                self._registry.record_computed(retry.returns_to, asked.need.blocks)
+                self._registry.record_computed(retry.returns_to, request.need.blocks)
         try:
             avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.returns_to)
-            return self._registry.place(asked.need, avoid, back)
+            return self._registry.place(request.need, avoid, back)
         except NoneReady as error:
             if retry is None and self._registry.expects(error.side, self._clock.now_ms()):
                 raise NoCapacity(f"{error} yet") from error
             raise
 
-    def _open(self, asked: PlacementRequest, pair: Pair) -> RoomEntry:
-        retry = asked.retry
+    def _open(self, request: PlacementRequest, pair: Pair) -> RoomEntry:
+        retry = request.retry
         entry = self._registry.open_room(
-            asked.request_id,
+            request.request_id,
             pair,
-            asked.need,
+            request.need,
             self._clock.now_ms(),
             retry_of=None if retry is None else retry.room,
             is_back=retry is not None and retry.returns_to == pair[1].facts.incarnation,
-            trace_id="" if asked.trace is None else asked.trace.trace_id,
+            trace_id="" if request.trace is None else request.trace.trace_id,
         )
-        self.expected.opened(entry.id, asked.need)
-        self._timelines.begin(entry, asked.trace)
+        self.expected.opened(entry.id, request.need)
+        self._timelines.begin(entry, request.trace)
         where = entry.where
         if entry.choices > 1:
             where += f", {counted(entry.choices, 'choice')}"
         if retry is None:
             self._timelines.report(entry.id, Moment.OPENED, where)
         else:
-            told = f"{where}, for room {retry.room}: {retry.reason.value}"
-            self._timelines.report(entry.id, Moment.OPENED, told)
+            detail = f"{where}, for room {retry.room}: {retry.reason.value}"
+            self._timelines.report(entry.id, Moment.OPENED, detail)
             if retry.is_attempt:
                 self._timelines.report(retry.room, Moment.RETRIED, f"as room {entry.id} {where}")
                 self._metrics.retried(retry.reason)

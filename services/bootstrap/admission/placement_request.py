@@ -74,5 +74,5 @@ class WaitingRequest:
 
 
 def not_in_time(wait_ms: int, before: int) -> NotInTime:
-    told = f"{counted(before, 'request')} before it"
-    return NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {told}")
+    ahead = f"{counted(before, 'request')} before it"
+    return NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {ahead}")

@@ -37,27 +37,27 @@ class QueueBounds:
         self._ready_wait = ready_wait
         self._max_queue = max_queue
 
-    def check_may_wait(self, asked: PlacementRequest, ahead: QueuedWork, now_ms: int) -> None:
+    def check_may_wait(self, request: PlacementRequest, ahead: QueuedWork, now_ms: int) -> None:
         """Check that a request that just entered the queue may wait there.
 
         `ahead`: work before it. Raises QueueFull if the queue is full, and NotInTime if the request would
         wait too long. Rejects another request if the newcomer needs its place.
         """
-        line, hoping, claim = self._line, self._ready_wait.total(), asked.claim
-        if asked.retry is None:
+        line, hoping, claim = self._line, self._ready_wait.total(), request.claim
+        if request.retry is None:
             others = line.count_up_to(claim.priority) - line.retried - 1
             is_full = others >= self._max_queue
         else:
             # One that was retracted is not turned away: there are no more of those than had a room.
             others = line.retried - 1 + hoping
-            is_full = others >= self._max_queue and asked.retry.is_attempt
+            is_full = others >= self._max_queue and request.retry.is_attempt
         if is_full:
             raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
         self._expected.look(now_ms, len(line), line.in_class)
         wait_ms = self._expected.too_long_ms(ahead, claim)
         if wait_ms is not None:
             raise not_in_time(wait_ms, ahead.all)
-        if asked.retry is None and len(line) + hoping > 2 * self._max_queue:
+        if request.retry is None and len(line) + hoping > 2 * self._max_queue:
             self._reject_last(claim)
 
     def may_wait_for_ready(self, retry: Retry) -> bool:

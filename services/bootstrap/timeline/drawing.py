@@ -110,9 +110,9 @@ LAST_WORDS: Final = (*BETWEEN, Moment.FAILED)
 """Words that end a request, by precedence, on its last room."""
 
 
-def last_word(said: Iterable[Named]) -> Named | None:
+def last_word(lines: Iterable[Named]) -> Named | None:
     """Return the line of the router on the last room that ended the client's wait."""
-    words = [each for each in said if each.name in LAST_WORDS]
+    words = [each for each in lines if each.name in LAST_WORDS]
     return next((each for name in LAST_WORDS for each in words if each.name == name), None)
 
 
@@ -157,8 +157,8 @@ def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: flo
     failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name in ENDED_EARLY]
     if role == BOOTSTRAP or not failed:
         return ended_ms
-    said_so = any(line.name in ENDED_EARLY for line in own)
-    return None if said_so else max([*failed, *(line.at_ms for line in own)])
+    ended_itself = any(line.name in ENDED_EARLY for line in own)
+    return None if ended_itself else max([*failed, *(line.at_ms for line in own)])
 
 
 def _workers(entry: RoomEntry) -> set[str]:

@@ -48,17 +48,17 @@ class Summary:
 def workers(rooms: RoomController) -> dict[str, Any]:
     """Return workers that hold a lease, by side and name, and those lost last."""
     now_ms = rooms.clock.now_ms()
-    held = sorted(
+    found = sorted(
         rooms.registry.workers(), key=lambda each: (each.facts.side is not Side.PREFILL, each.facts.name)
     )
     return {
-        "workers": [_worker(each, rooms, now_ms) for each in held],
+        "workers": [_worker(each, rooms, now_ms) for each in found],
         "lost": [_lost(each) for each in reversed(rooms.history.lost)],
     }
 
 
 def requests(
-    rooms: RoomController, kept: RetryChains, limit: int, search: str, *, failed: bool
+    rooms: RoomController, chains: RetryChains, limit: int, search: str, *, failed: bool
 ) -> list[Summary]:
     """Return requests, the newest first. Those without a room stand among the others by their time."""
     queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
@@ -69,12 +69,12 @@ def requests(
         if search in each.request_id and not (failed and each.status == CLIENT_GONE)
     )
     found = [*waiting, *(_refused(each) for each in islice(refused, limit))]
-    found += [_summary(each, rooms) for each in kept.newest(limit, search=search, failed=failed)]
+    found += [_summary(each, rooms) for each in chains.newest(limit, search=search, failed=failed)]
     return sorted(found, key=lambda each: each.begun_wall_ms, reverse=True)[:limit]
 
 
 def live(rooms: RoomController) -> dict[str, Any]:
-    kept = RetryChains(rooms.registry)
+    chains = RetryChains(rooms.registry)
     phases = rooms.registry.phases
     return {
         "wall_ms": rooms.clock.wall_ms(),
@@ -83,14 +83,14 @@ def live(rooms: RoomController) -> dict[str, Any]:
         "rooms": {phase.value: phases[phase] for phase in RoomPhase if phase is not RoomPhase.RETIRED},
         "kept": rooms.registry.known_count(),
         **workers(rooms),
-        "requests": requests(rooms, kept, RECENT, "", failed=False),
-        "failed": requests(rooms, kept, FAILED, "", failed=True),
+        "requests": requests(rooms, chains, RECENT, "", failed=False),
+        "failed": requests(rooms, chains, FAILED, "", failed=True),
     }
 
 
 def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any]:
     facts, census = worker.facts, rooms.history.censuses.get(worker.facts.incarnation)
-    told = {} if census is None else census.values
+    values = {} if census is None else census.values
     return {
         "name": facts.name,
         "side": facts.side.value,
@@ -109,10 +109,10 @@ def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any
         "load": _load(worker, now_ms),
         "told_ms_ago": None if census is None else now_ms - census.at_ms,
         "tokens_s": 0.0 if census is None else round(census.tokens_s, 1),
-        "queues": _ordered(told.get("queues", {})),
-        "phases": told.get("rooms", {}),
-        "pages": told.get("pages", {}),
-        "slots": told.get("slots", {}),
+        "queues": _ordered(values.get("queues", {})),
+        "phases": values.get("rooms", {}),
+        "pages": values.get("pages", {}),
+        "slots": values.get("slots", {}),
     }
 
 

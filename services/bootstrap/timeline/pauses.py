@@ -23,10 +23,10 @@ class Pause:
 def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) -> list[Pause]:
     """Return the pauses of a request's `rooms`, in their order. A room that was retracted before it had a
     token is part of the pause before. `now_ms`: end of what goes on."""
-    said: dict[tuple[str, str], float] = {}
+    written: dict[tuple[str, str], float] = {}
     for line in lines:
         if line.lane == BOOTSTRAP:
-            said.setdefault((line.room, line.name), line.at_ms)
+            written.setdefault((line.room, line.name), line.at_ms)
     after: dict[str, list[str]] = {}
     for entry in rooms:
         if entry.retry_of is not None:
@@ -36,16 +36,16 @@ def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) 
     def end_ms(room: str, *words: Moment) -> float:
         """Return when the part of the request that this room served had its next token, or its end."""
         within.add(room)
-        if told := [said[room, word] for word in (*words, *BETWEEN) if (room, word) in said]:
+        if told := [written[room, word] for word in (*words, *BETWEEN) if (room, word) in written]:
             return min(told)
         if next_ones := after.get(room):
             return max(end_ms(each, Moment.FIRST_TOKEN_PASSED_ON) for each in next_ones)
-        return said.get((room, Moment.FAILED), now_ms)
+        return written.get((room, Moment.FAILED), now_ms)
 
     pauses = []
     for entry in rooms:
         room = str(entry.id)
-        began_ms = said.get((room, Moment.RETRACTED))
+        began_ms = written.get((room, Moment.RETRACTED))
         if began_ms is not None and was_retracted(entry) and room not in within:
             pauses.append(Pause(room, max(end_ms(room) - began_ms, 0.0)))
     return pauses

@@ -77,16 +77,16 @@ def of_refused(refused: RefusedRequest) -> RequestTimeline:
     )
     gone = refused.status == CLIENT_GONE
     if gone:
-        said = "The client hung up while it waited"
+        headline = "The client hung up while it waited"
     elif refused.status == NO_STATUS:
-        said = f"Given up: {refused.why}"
+        headline = f"Given up: {refused.why}"
     else:
-        said = f"Refused with {refused.status}: {refused.why}"
+        headline = f"Refused with {refused.status}: {refused.why}"
     when = f"after {format_ms(refused.waited_ms)} in the queue" if refused.waited_ms else "at once"
     return _roomless(
         refused.request_id,
         State.GONE if gone else State.REFUSED,
-        f"{said}, {when}.",
+        f"{headline}, {when}.",
         CauseInfo(
             State.REFUSED.value,
             refused.why,
@@ -104,8 +104,8 @@ def of_queued(request_id: str, queued: Event, now: Event) -> RequestTimeline:
     """Build the timeline of a request that waits for its first room."""
     waited_ms = max(now.wall_ms - queued.wall_ms, 0)
     line = Line(0.0, BOOTSTRAP, "", LineKind.NOTE, queued.name, queued.detail, queued.wall_ms)
-    said = f"Waits for a pair of workers since {format_ms(waited_ms)}."
-    return _roomless(request_id, State.QUEUED, said, None, queued.wall_ms, waited_ms, [line])
+    headline = f"Waits for a pair of workers since {format_ms(waited_ms)}."
+    return _roomless(request_id, State.QUEUED, headline, None, queued.wall_ms, waited_ms, [line])
 
 
 def state_of(rooms: Chain, *, retrying: bool) -> State:
@@ -187,7 +187,7 @@ def _detail(lines: Sequence[Line | Event], name: Moment) -> str:
 def _roomless(
     request_id: str,
     state: State,
-    said: str,
+    headline: str,
     cause: CauseInfo | None,
     begun_wall_ms: int,
     total_ms: float,
@@ -196,7 +196,7 @@ def _roomless(
     return RequestTimeline(
         request_id=request_id,
         state=state,
-        headline=said,
+        headline=headline,
         cause=cause,
         begun_wall_ms=begun_wall_ms,
         total_ms=total_ms,

@@ -39,14 +39,14 @@ class RetryChains:
         self._registry = registry
         self._index = registry.index
 
-    def find(self, asked: str) -> tuple[Chain, list[Chain]]:
+    def find(self, wanted: str) -> tuple[Chain, list[Chain]]:
         """Return the chain that an id means (a request's, an answer's or a room's), and others of the same
         id, newest first. Empty if nothing is known under it."""
-        for name in dict.fromkeys((asked, PREFIX.sub("", asked, count=1))):
+        for name in dict.fromkeys((wanted, PREFIX.sub("", wanted, count=1))):
             newest = next(self._index.named(name), None) or next(self._index.of_request(name), None)
             if newest is not None:
                 return self._meant(newest, self._index.of_request(name))
-        entry = self._room(asked)
+        entry = self._room(wanted)
         if entry is None:
             return [], []
         return self._meant(entry, self._index.named(entry.request_id))
@@ -66,11 +66,11 @@ class RetryChains:
         others = self._chains(of_its_id, OTHERS_MAX + 1)
         return meant, [each for each in others if each[-1] is not meant[-1]][:OTHERS_MAX]
 
-    def _room(self, asked: str) -> RoomEntry | None:
-        if ROOM.fullmatch(asked) is None:
+    def _room(self, wanted: str) -> RoomEntry | None:
+        if ROOM.fullmatch(wanted) is None:
             return None
         try:
-            return self._registry.get(RoomId(int(asked)))
+            return self._registry.get(RoomId(int(wanted)))
         except UnknownRoom:
             return None
 
@@ -101,9 +101,9 @@ class RetryChains:
             after = self._index.after(entry.id)
             rooms += after
             ends += [] if after else [entry]
-        telling = max(ends, key=_tells)
-        rest = sorted((each for each in rooms if each is not telling), key=lambda each: each.id)
-        return [*rest, telling][-ROOMS_PER_REQUEST_MAX:]
+        best = max(ends, key=_tells)
+        rest = sorted((each for each in rooms if each is not best), key=lambda each: each.id)
+        return [*rest, best][-ROOMS_PER_REQUEST_MAX:]
 
 
 def was_retracted(entry: RoomEntry) -> bool:

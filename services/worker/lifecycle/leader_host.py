@@ -260,12 +260,12 @@ class WorkerHost:
         self._spans.cut_off(cause)
         await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
 
-    def _tried(self, holds: bool, tell: Callable[[bool], None]) -> None:
+    def _tried(self, holds: bool, on_renewal: Callable[[bool], None]) -> None:
         """Note a try to renew the lease. After a failure, reports use a channel with the present
         certificate."""
         if not holds:
             self.reporter.reach(self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP))
-        tell(holds)
+        on_renewal(holds)
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:

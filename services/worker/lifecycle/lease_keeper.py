@@ -89,9 +89,9 @@ class LeaseKeeper:
         self._stall = None if turns is None else Stall(turns)
         self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
-        self._sent = self._heard = 0
+        self._sent = self._confirmed = 0
         """Number of renewals sent, and number of the latest one that was answered."""
-        self._held_s = 0.0
+        self._leased_s = 0.0
         """Time at which the call was sent whose answer gave the present lease."""
         self._failures = 0
         """Number of failed calls in a row."""
@@ -162,7 +162,7 @@ class LeaseKeeper:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as renewals:
             while not self._left:
-                unheard_s = loop.time() - self._held_s
+                unheard_s = loop.time() - self._leased_s
                 if unheard_s * 1000 > self._lease_ms:
                     text = f"it has not answered for {unheard_s:.1f} s"
                     self._note_problem(RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED, "", text))
@@ -179,9 +179,9 @@ class LeaseKeeper:
         request.MergeFrom(self._what_it_holds())
         reply = await _typed(self._stub.Renew(request, timeout=self._answer_s))
         self._on_renewal(True)
-        if number < self._heard:
+        if number < self._confirmed:
             return  # a later renewal was answered before, with newer data
-        self._heard = number
+        self._confirmed = number
         self._holds(sent_s, reply.lease_ms)
         self._failures = 0
         self._refusal = None
@@ -205,7 +205,7 @@ class LeaseKeeper:
         return self._stall.look_ms(asyncio.get_running_loop().time(), 2 * self._lease_ms / 3000)
 
     def _holds(self, sent_s: float, lease_ms: int) -> None:
-        self._held_s = sent_s
+        self._leased_s = sent_s
         self._lease_ms = max(lease_ms, LEASE_MS_MIN)
         self.problem = None
 

@@ -89,10 +89,10 @@ class LeaseThread:
 
     # ---- in the thread
 
-    def _tried(self, held: bool) -> None:
+    def _tried(self, has_lease: bool) -> None:
         """Note a try to renew the lease. The next one uses a channel with the present certificate."""
         self._keeper.reach(self._channels.to(self._bootstrap, ServiceRole.BOOTSTRAP))
-        self._notify(self._on_renewal, held)
+        self._notify(self._on_renewal, has_lease)
 
     def _sampled(self) -> workers_pb2.RenewRequest:
         """Return the last sample of the worker's loop, and request the next one."""

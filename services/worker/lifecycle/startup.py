@@ -69,12 +69,12 @@ async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str 
     try:
         meet_s = max(settings.meet_timeout_ms / 1000, timeout_s)
         group = await join(settings.rank, ranks, host, port, timeout_s, meet_s)
-        told = await _gather_facts(group, {"number": mine, "word": word, "settings": _shared(settings)})
+        gathered = await _gather_facts(group, {"number": mine, "word": word, "settings": _shared(settings)})
     except GroupBroken as error:
         raise GroupLost(str(error)) from error
-    compare([each["settings"] for each in told], "was started with")
+    compare([each["settings"] for each in gathered], "was started with")
     log.info("the group has met", ranks=ranks)
-    return Formed(group, told[0]["number"], told[0]["word"])
+    return Formed(group, gathered[0]["number"], gathered[0]["word"])
 
 
 async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
@@ -84,27 +84,27 @@ async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
         await asyncio.wait({here}, timeout=LOOK_S)
         error = here.exception() if here.done() else None
         try:
-            told = await _gather_facts(
+            gathered = await _gather_facts(
                 group, {"done": here.done(), "error": str(error or "")[:TEXT_CHARS_MAX]}
             )
         except GroupBroken as broken:
             raise GroupLost(str(broken)) from error or broken
         if error is not None:
             raise error
-        failed = [f"rank {rank}: {each['error']}" for rank, each in enumerate(told) if each["error"]]
+        failed = [f"rank {rank}: {each['error']}" for rank, each in enumerate(gathered) if each["error"]]
         if failed:
             raise GroupLost(failed[0])
-        if all(each["done"] for each in told):
+        if all(each["done"] for each in gathered):
             return here.result()
 
 
 async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
     """Compare facts of all ranks. Raises StartedDifferently on every rank if they differ, and GroupLost."""
     try:
-        told = await _gather_facts(group, {"facts": dict(facts)})
+        gathered = await _gather_facts(group, {"facts": dict(facts)})
     except GroupBroken as error:
         raise GroupLost(str(error)) from error
-    compare([each["facts"] for each in told], "has")
+    compare([each["facts"] for each in gathered], "has")
 
 
 async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: type[Exception]) -> None:
@@ -123,11 +123,11 @@ async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: t
         raise
 
 
-def compare(told: Sequence[Mapping[str, str]], verb: str) -> None:
+def compare(gathered: Sequence[Mapping[str, str]], verb: str) -> None:
     """Raise StartedDifferently for the first rank that differs from the leader, with the name of the
     difference."""
-    first = told[0]
-    for rank, each in enumerate(told):
+    first = gathered[0]
+    for rank, each in enumerate(gathered):
         for name in sorted(first.keys() | each.keys()):
             if each.get(name) != first.get(name):
                 raise StartedDifferently(
