@@ -146,7 +146,7 @@ async def _start(stack: AsyncExitStack, patience_s: float) -> _Bench:
     clock, channels, server = SystemClock(), Channels(), Server()
     stack.push_async_callback(channels.close)
     port = server.bind(HOST, 0)
-    registry = Registry(model=MODEL, first_room=1, lease_ms=LEASE_MS, kept=1024, failed_kept=1024)
+    registry = Registry(model=MODEL, first_room=1, lease_ms=LEASE_MS, done_max=1024, failed_max=1024)
     rooms = RoomController(registry, clock, channels, BootstrapMetrics(CollectorRegistry()), QUEUE, LEASE_MS)
     stack.callback(rooms.streams.close)
     backend = RoomBackend(rooms, CONTEXT, REQUEST_S)

@@ -128,8 +128,8 @@ def _make_rooms(
         model=facts.fingerprint,
         first_room=secrets.randbits(ROOM_ID_BITS) | 1,
         lease_ms=settings.lease_ms,
-        kept=settings.rooms_kept,
-        failed_kept=settings.failed_rooms_kept,
+        done_max=settings.rooms_kept,
+        failed_max=settings.failed_rooms_kept,
         context_length=facts.context_length,
     )
     rooms = RoomController(

@@ -56,7 +56,7 @@ class DraftScheduler:
             places.append(place)
             promises.append(Drafts(drafter.acceptance, available, available if forced else 0))
         positions = beside + sum(part.positions for part in step)
-        counts = allocate_drafts(promises, len(step), positions, self.cost.told.position)
+        counts = allocate_drafts(promises, len(step), positions, self.cost.agreed.position)
         for place, count in zip(places, counts, strict=True):
             drafted[place] = drafted[place][:count]
         if self._ahead:
@@ -91,7 +91,7 @@ class DraftScheduler:
         """Set how many tokens the draft model makes for the step after this one."""
         drafters = [each for part in step if (each := part.choice.drafter) is not None]
         promises = [Drafts(each.acceptance, each.ahead) for each in drafters]
-        cost = self.cost.told.position + self.cost.told.draft
+        cost = self.cost.agreed.position + self.cost.agreed.draft
         for drafter, count in zip(
             drafters, allocate_drafts(promises, len(step), positions, cost), strict=True
         ):

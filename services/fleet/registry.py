@@ -27,24 +27,24 @@ GOODBYE: Final = "left"
 
 class Registry(WorkerTable, RoomTable):
     """Workers by incarnation and rooms by id. Bounded: open rooms by the workers' own limits, filed ones by
-    `kept` and `failed_kept`."""
+    `done_max` and `failed_max`."""
 
     def __init__(
         self,
         model: str,
         first_room: int,
         lease_ms: int,
-        kept: int,
-        failed_kept: int,
+        done_max: int,
+        failed_max: int,
         context_length: int = 0,
     ) -> None:
         """`model`, `context_length`: fingerprint and context length that every worker must have.
 
-        `first_room`: first room id, random, at least 1 and below 2^62. `kept`, `failed_kept`: ended rooms
-        that are kept, answered and failed ones.
+        `first_room`: first room id, random, at least 1 and below 2^62. `done_max`, `failed_max`: most ended
+        rooms that stay known, answered and failed ones.
         """
         WorkerTable.__init__(self, model, lease_ms, context_length)
-        RoomTable.__init__(self, first_room, kept, failed_kept)
+        RoomTable.__init__(self, first_room, done_max, failed_max)
         self._reserved: list[Worker] = []
         """Decode workers that are each reserved for one request."""
 

@@ -52,7 +52,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         """Start the next step, if there is one. Only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
         self._left = self._prompt_budget.chunk_tokens(self._chunk_tokens)
-        costs = self.cost.told
+        costs = self.cost.agreed
         parts = next_chunks(
             computable,
             self._left,
@@ -72,7 +72,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
             return False
         step, drawn = ended
         computed, scored = sum(part.stop - part.start for part in step), sum(part.scored for part in step)
-        tokens = self.cost.told.tokens(computed, scored)
+        tokens = self.cost.agreed.tokens(computed, scored)
         self.rate.stepped(tokens, self.running_us, now_ms, most=self._left)
         if computed:
             self._prompt_budget.stepped(tokens, self.computing_us / 1000)

@@ -153,7 +153,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
     def _load(self) -> WorkerLoad:
         computing = self.scheduler
         tokens_per_s = computing.rate.per_s(self.ports.clock.now_ms())
-        return self.sending.load(tokens_per_s, computing.cost.told.score_price)
+        return self.sending.load(tokens_per_s, computing.cost.agreed.score_price)
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         waiting = sum(room.computable for room in self.roster)

@@ -43,7 +43,7 @@ class RankCommands(ABC, Generic[Core]):
                 self._core.drain()
             case "step_costs":
                 costs = command.step_costs
-                self._cost.told = Costs(costs.position, costs.draft, costs.scored)
+                self._cost.agreed = Costs(costs.position, costs.draft, costs.scored)
             case what:
                 if not self._apply(what, command):
                     raise PeerFault(f"{what} is not a command for this worker")

@@ -313,7 +313,7 @@ class House:
         """`rooms_max`: for one request; `wait_s`: for a worker, where a side has none; `places`: rooms at a
         time on each worker."""
         self.clock = ManualClock(now_ms=1_000)
-        self.registry = Registry("model", first_room=1, lease_ms=LEASE_MS, kept=50, failed_kept=50)
+        self.registry = Registry("model", first_room=1, lease_ms=LEASE_MS, done_max=50, failed_max=50)
         self.channels = Channels()
         self.metrics = CollectorRegistry()
         self.rooms = RoomController(

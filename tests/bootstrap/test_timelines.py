@@ -23,7 +23,7 @@ class Desk:
     def __init__(self) -> None:
         self.notes = Notes()
         self.clock = ManualClock(now_ms=3, wall_ms=1_000)
-        self.registry = Registry("model", first_room=1, lease_ms=1_000, kept=1, failed_kept=1)
+        self.registry = Registry("model", first_room=1, lease_ms=1_000, done_max=1, failed_max=1)
         self.timelines = Timelines(self.registry, self.clock, RoomSpans(self.notes))
         prefill = PrefillWorker("prefill-0", Side.PREFILL, Incarnation(11))
         decode = DecodeWorker("decode-0", Side.DECODE, Incarnation(22))

@@ -24,7 +24,7 @@ STOP_MARGIN_S = 15
 def routes(pod: Pod) -> set[str]:
     """Return the routes served at the probed port."""
     if pod.component == "bootstrap":
-        registry = Registry(model="m", first_room=1, lease_ms=1, kept=1, failed_kept=1)
+        registry = Registry(model="m", first_room=1, lease_ms=1, done_max=1, failed_max=1)
         routers = (
             probe_router(registry, lambda: None),
             admin_router(registry, CollectorRegistry(), lambda *_: None),

@@ -53,7 +53,7 @@ class BookStanding:
 
 class Book:
     def __init__(self, scope: Scope) -> None:
-        self._registry = Registry(MODEL, 1, 1, kept=scope.rooms, failed_kept=scope.rooms)
+        self._registry = Registry(MODEL, 1, 1, done_max=scope.rooms, failed_max=scope.rooms)
         self._places = scope.rooms
         self._issued: set[RoomId] = set()
         for side in range(len(SIDES)):

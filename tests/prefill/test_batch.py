@@ -187,13 +187,13 @@ def test_counted_work_what_scoring_costs_is_measured_and_steps_are_as_long_as_ot
     cost, longest = StepCost(PROMPTS, PROMPTS_ALIKE), 0
     for number in range(200):
         rooms = [room(1, 7800, top=1)] if number % 4 else [room(2, 128 + 64 * (number % 7))]
-        parts = next_chunks(rooms, 512, 341, score_price=cost.told.score_price)
+        parts = next_chunks(rooms, 512, 341, score_price=cost.agreed.score_price)
         tokens, scored = sum(part.stop - part.start for part in parts), sum(part.scored for part in parts)
         ms = 20 + tokens + 13 * scored
         cost.note(tokens, ms, scored)
-        cost.told = cost.news() or cost.told
+        cost.agreed = cost.news() or cost.agreed
         longest = max(longest, ms) if number >= 100 else 0
-    assert 10_000 < cost.told.score_price < 16_000
+    assert 10_000 < cost.agreed.score_price < 16_000
     assert longest < 1.3 * (20 + 512)
 
 

@@ -543,7 +543,7 @@ async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own
 
 async def test_what_steps_take_is_measured_and_the_leader_tells_what_all_go_by(pair: Pair) -> None:
     bench, cost = pair.bench, pair.bench.work.scheduler.cost
-    assert cost.told == PROMPTS
+    assert cost.agreed == PROMPTS
     bench.engine.hold()
     await bench.run(toy.request("1", PROMPT[:8]))
     await bench.grant(1, GRANTED[:2])
@@ -556,4 +556,4 @@ async def test_what_steps_take_is_measured_and_the_leader_tells_what_all_go_by(p
         cost.note(8 * (1 + step % 4), 12.0 + 8 * (1 + step % 4))
     expected = cost.costs
     await bench.turn()
-    assert cost.told == expected != PROMPTS
+    assert cost.agreed == expected != PROMPTS

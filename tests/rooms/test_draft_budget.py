@@ -118,7 +118,7 @@ def test_a_line_through_the_steps_says_what_a_position_takes() -> None:
     assert 170 < cost.costs.position < 215, "2 of 10"
     costs = cost.costs
     assert cost.news() == costs != BEFORE
-    assert cost.told == BEFORE, "until all ranks have heard it"
+    assert cost.agreed == BEFORE, "until all ranks have heard it"
     assert cost.news() is None, "it is said once"
 
 

@@ -76,8 +76,8 @@ class SimulatedBootstrap:
             model=WHOLE.model,
             first_room=self._first_room,
             lease_ms=LEASE_MS,
-            kept=1024,
-            failed_kept=1024,
+            done_max=1024,
+            failed_max=1024,
         )
         self.rooms = WatchedRooms(
             self.registry,

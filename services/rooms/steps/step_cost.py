@@ -62,7 +62,7 @@ class StepCost:
     def __init__(self, before: Costs = BEFORE, alike: float = 0.0) -> None:
         """`before`: costs before the first measurement. `alike`: relative difference in positions below which
         steps are alike."""
-        self.told = before
+        self.agreed = before
         """Agreed costs that all ranks use."""
         self._sent = before
         self._alike = alike
