@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from baton.bootstrap.admission.counters import decrement
+from baton.bootstrap.admission.counters import one_more
 from baton.bootstrap.admission.decode_promises import DecodePromises
 from baton.bootstrap.admission.placement_request import (
     NotInTime,
@@ -221,14 +221,10 @@ class Admission:
 
     async def _open_again(self, request: PlacementRequest, retry: Retry) -> RoomEntry:
         """Open the next room of a request, after waiting for a worker if a side has none."""
-        self.retrying[retry.room] += 1
         self.promises.withdraw(retry.room)
-        try:
-            with self.promises.pause(retry.returns_to):
-                await asyncio.sleep(retry.pause_s)
-                return await self._open_when_ready(request, retry)
-        finally:
-            decrement(self.retrying, retry.room)
+        with one_more(self.retrying, retry.room), self.promises.pause(retry.returns_to):
+            await asyncio.sleep(retry.pause_s)
+            return await self._open_when_ready(request, retry)
 
     async def _open_when_ready(self, request: PlacementRequest, retry: Retry) -> RoomEntry:
         until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
@@ -360,10 +356,8 @@ class Admission:
             raise NoSuchWorker(self._ending.text)
         retry = request.retry
         if request.prompt and self._registry.uses_prefix_affinity:
-            request.need, request.prompt = (
-                replace(request.need, blocks=hash_blocks(request.prompt, request.salt)),
-                (),
-            )
+            request.need = replace(request.need, blocks=hash_blocks(request.prompt, request.salt))
+            request.prompt = ()
             if retry is not None and retry.returns_to is not None:
                 self._registry.record_computed(retry.returns_to, request.need.blocks)
         try:

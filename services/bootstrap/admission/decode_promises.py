@@ -1,11 +1,10 @@
 """Requests that a decode worker serves to their end, even while it drains (`drain-keeps-promises`)."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import islice
 
-from baton.bootstrap.admission.counters import decrement
+from baton.bootstrap.admission.counters import one_more
 from baton.bootstrap.admission.placement_request import WaitingRequest
 from baton.fleet.fair_queue import QueueEntry
 from baton.fleet.room_entry import RoomEntry
@@ -37,14 +36,9 @@ class DecodePromises:
         unread = sum(each == incarnation for each in self.rooms.values())
         return self._paused[incarnation] + unread
 
-    @contextmanager
-    def pause(self, incarnation: Incarnation | None) -> Iterator[None]:
+    def pause(self, incarnation: Incarnation | None) -> AbstractContextManager[None]:
         """Let a draining worker wait for a request while it looks for its next room."""
-        self._paused[incarnation] += 1
-        try:
-            yield
-        finally:
-            decrement(self._paused, incarnation)
+        return one_more(self._paused, incarnation)
 
     def enter(self, incarnation: Incarnation | None, one: QueueEntry[WaitingRequest]) -> None:
         """Note that a request is queued whose room this worker retracted. None: no worker did."""

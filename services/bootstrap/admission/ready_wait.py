@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Hashable
 
-from baton.bootstrap.admission.counters import decrement
+from baton.bootstrap.admission.counters import one_more
 from baton.rooms.phases import Side
 
 
@@ -43,16 +43,13 @@ class ReadyWait:
         `side`: side without a ready worker, None if it is not one of them alone. `until_s`: time of the event
         loop in seconds, None for no end.
         """
-        self._waiting[priority, side] += 1
-        try:
-            async with asyncio.timeout_at(until_s):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        else:
+        with one_more(self._waiting, (priority, side)):
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await self._news.wait()
+            except TimeoutError:
+                return False
             return True
-        finally:
-            decrement(self._waiting, (priority, side))
 
     def wake(self, outlook: Hashable, *, force: bool) -> None:
         """Let all waiting requests look again if the registry's outlook has changed. `force`: in any case."""
