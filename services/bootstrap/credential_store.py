@@ -1,6 +1,6 @@
 """Credentials of workers and keys of rooms, which prove that a caller acts for them.
 
-A certificate proves the side of a caller. These tell one worker of a side from another, and hold without
+A certificate proves the side of a caller. Credentials distinguish the workers of one side, and work without
 certificates, too (`known-callers-only`).
 """
 

@@ -284,7 +284,7 @@ class RoomController:
         self.admission.wake()
 
     def _note_pair(self, entry: RoomEntry, cause: Cause | None) -> None:
-        """Count the room for its pair. A room without a hand-over says nothing about the pair's
+        """Count the room for its pair. A room without a hand-over proves nothing about the pair's
         connection."""
         if entry.pair is None or not all(map(self.registry.holds_lease, entry.pair)):
             return

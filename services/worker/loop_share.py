@@ -27,8 +27,8 @@ from baton.runtime.pending_events import PendingEvents
 LULL_PART: Final = 4
 """Part of the share without events after which the handlers are done: one fourth.
 
-A library's threads take some ten microseconds from one event to the next, which is little beside a long
-turn.
+A library's threads take some ten microseconds from one event to the next, which is short compared with a
+long turn.
 """
 SHARE_MAX_US: Final = 100_000
 """Longest share of the handlers, in microseconds. A turn takes a few milliseconds of the loop."""

@@ -151,9 +151,11 @@ def _bar(lane: str, begins: Mapping[str, Begin], begun: Line, to_ms: float | Non
 
 
 def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: float | None) -> float | None:
-    """Return where the last bar of a lane ends that has no end of its own: with its room. A worker that died
-    writes no more lines, so its part ends when the router failed the room. A live worker says so itself at
-    once."""
+    """Return the end of a lane's last bar if no line ends it: the end of the room.
+
+    A worker that died writes no more lines, so its bar ends when the router failed the room. A live worker
+    writes such a line at once.
+    """
     failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name in ENDED_EARLY]
     if role == BOOTSTRAP or not failed:
         return ended_ms

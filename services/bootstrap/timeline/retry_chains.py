@@ -101,7 +101,7 @@ class RetryChains:
             after = self._index.after(entry.id)
             rooms += after
             ends += [] if after else [entry]
-        best = max(ends, key=_tells)
+        best = max(ends, key=_relevance)
         rest = sorted((each for each in rooms if each is not best), key=lambda each: each.id)
         return [*rest, best][-ROOMS_PER_REQUEST_MAX:]
 
@@ -120,9 +120,9 @@ def _has_event(entry: RoomEntry, *words: Moment) -> bool:
     return any(event.source == BOOTSTRAP and event.name in words for event in entry.events)
 
 
-def _tells(entry: RoomEntry) -> tuple[bool, bool, int, int]:
-    """Return how much the last room of a branch says of its request, as a sort key. Most says a room that
-    goes on, then one that failed by itself, then the one that ended last."""
+def _relevance(entry: RoomEntry) -> tuple[bool, bool, int, int]:
+    """Return how well the last room of a branch shows the state of its request, as a sort key. A room that
+    goes on is best, then one that failed by itself, then the one that ended last."""
     goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING) or is_paused(entry)
     by_itself = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
     failed = by_itself and (entry.has_failed or _has_event(entry, Moment.NOT_RETRIED))
