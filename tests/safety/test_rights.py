@@ -51,7 +51,7 @@ ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/live"): OPERATORS,
     ("GET", "/workers"): OPERATORS,
     ("GET", "/requests"): OPERATORS,
-    ("GET", "/requests/{asked:path}"): OPERATORS,
+    ("GET", "/requests/{id_:path}"): OPERATORS,
     ("GET", "/ui"): PAGE,
     ("GET", "/ui/{name}"): PAGE,
     ("GET", "/"): ROOT,

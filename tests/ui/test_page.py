@@ -37,11 +37,11 @@ SLOW_BODIES = """
 
 # The greatest part of a picture's width at which a tick's text ends, over stories of many lengths.
 TICKS = """async () => {
-  const { picture } = await import("/ui/picture.js");
+  const { drawTimeline } = await import("/ui/timeline.js");
   const ends = [];
   for (const width of [366, 1178]) for (let to = 950; to < 60_000; to *= 1.03) {
-    const story = { lanes: [], attempts: [], links: [], bars: [], lines: [], total_ms: to, headline: "" };
-    const drawn = picture(story, { from: 0, to, selected: null }, width);
+    const timeline = { lanes: [], attempts: [], links: [], bars: [], lines: [], total_ms: to, headline: "" };
+    const drawn = drawTimeline(timeline, { from: 0, to, selected: null }, width);
     document.body.append(drawn);
     for (const box of [...drawn.querySelectorAll(".tick-text")].map((each) => each.getBBox()))
       ends.push((box.x + box.width) / width);

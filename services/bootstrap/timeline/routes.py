@@ -36,9 +36,9 @@ PAGE: Final = Path(__file__).parent.parent / "ui"
 FILES: Final = {
     "app.js": "text/javascript",
     "live.js": "text/javascript",
-    "story.js": "text/javascript",
+    "request_view.js": "text/javascript",
     "draw.js": "text/javascript",
-    "picture.js": "text/javascript",
+    "timeline.js": "text/javascript",
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
@@ -96,29 +96,29 @@ def timeline_router(rooms: RoomController) -> APIRouter:
             {"requests": live_view.requests(rooms, RetryChains(rooms.registry), limit, search, failed=failed)}
         )
 
-    @router.get("/requests/{asked:path}")
-    async def request(asked: str) -> Response:
-        story = _story(rooms, asked)
-        if story is None:
-            kept = rooms.registry.known_count()
+    @router.get("/requests/{id_:path}")
+    async def request(id_: str) -> Response:
+        timeline = _timeline_of(rooms, id_)
+        if timeline is None:
+            known = rooms.registry.known_count()
             return _unknown(
-                f"Nothing is kept of request {asked[:ID_CHARS_MAX]!r}. {kept} rooms are kept, since the"
+                f"Nothing is kept of request {id_[:ID_CHARS_MAX]!r}. {known} rooms are kept, since the"
                 " bootstrap started: the open ones, the last that ended (--rooms-kept), the last that failed"
                 " (--failed-rooms-kept). An id is a request's (X-Request-Id), an answer's (chatcmpl-…) or a"
                 " room's. A request that was refused as it came in never had a room, and is not kept.",
                 "id",
             )
-        return _json(story)
+        return _json(timeline)
 
     return router
 
 
-def _story(rooms: RoomController, asked: str) -> RequestTimeline | None:
-    chain, others = RetryChains(rooms.registry).find(asked)
+def _timeline_of(rooms: RoomController, id_: str) -> RequestTimeline | None:
+    chain, others = RetryChains(rooms.registry).find(id_)
     if chain:
         retrying = chain[-1].id in rooms.admission.retrying
         return build_timeline(chain, others, rooms.timelines.line(Moment.ASKED), retrying=retrying)
-    for name in (asked, PREFIX.sub("", asked, count=1)):
+    for name in (id_, PREFIX.sub("", id_, count=1)):
         queued = next((each for each in rooms.admission.waiting() if is_of(each[0], name)), None)
         if queued is not None:
             return of_queued(*queued, rooms.timelines.line(Moment.ASKED))

@@ -1,9 +1,9 @@
-// Which view is shown, when is it fetched again, and what does each key do?
+// Views of the page: when each is shown and fetched, and what each key does.
 
 import { h } from "./draw.js";
 import { drawLive } from "./live.js";
-import { drawStory, parts } from "./story.js";
-import { extent } from "./picture.js";
+import { drawRequest, parts } from "./request_view.js";
+import { extent } from "./timeline.js";
 
 const EVERY_MS = 1000;
 const AFTERWARDS_MS = 60_000;
@@ -22,8 +22,8 @@ const status = document.querySelector("#status");
 
 let shown = { name: "live", id: "" };
 let view = null;
-let told = "";
-let story = null;
+let rendered = "";
+let timeline = null;
 let asking = null;
 let timer = 0;
 
@@ -62,23 +62,23 @@ async function lookAtAll(signal) {
 
 async function lookAtRequest(signal) {
   const fresh = await ask(`requests/${encodeURIComponent(shown.id)}`, signal);
-  const grows = story === null || extent(story) !== extent(fresh);
-  story = fresh;
-  if (view === null || (grows && view.part === "1")) view = { ...view, ...zoomed(parts(story)[0]), selected: view?.selected ?? null };
+  const grows = timeline === null || extent(timeline) !== extent(fresh);
+  timeline = fresh;
+  if (view === null || (grows && view.part === "1")) view = { ...view, ...zoomed(parts(timeline)[0]), selected: view?.selected ?? null };
   redraw(false);
-  document.title = `${story.request_id} · Baton`;
-  const complete = OVER.has(story.state) && story.attempts.every((attempt) => attempt.to_ms !== null);
-  const old = Date.now() - story.begun_wall_ms - story.total_ms > AFTERWARDS_MS;
-  return !complete && !(OVER.has(story.state) && old);
+  document.title = `${timeline.request_id} · Baton`;
+  const complete = OVER.has(timeline.state) && timeline.attempts.every((attempt) => attempt.to_ms !== null);
+  const old = Date.now() - timeline.begun_wall_ms - timeline.total_ms > AFTERWARDS_MS;
+  return !complete && !(OVER.has(timeline.state) && old);
 }
 
 const zoomed = (part) => ({ from: part.from, to: Math.max(part.to, part.from + 0.01), part: part.key });
 
 function redraw(forced) {
-  if (story === null) return;
+  if (timeline === null) return;
   const { paddingLeft, paddingRight } = getComputedStyle(main);
   view.width = Math.max(Math.floor(main.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight)) - 2, 280);
-  show(forced ? null : JSON.stringify([story, view]), () => drawStory(story, view, act));
+  show(forced ? null : JSON.stringify([timeline, view]), () => drawRequest(timeline, view, act));
 }
 
 const act = {
@@ -87,20 +87,20 @@ const act = {
     redraw(true);
   },
   scale(factor) {
-    const middle = view.selected === null ? (view.from + view.to) / 2 : story.lines[view.selected].at_ms;
+    const middle = view.selected === null ? (view.from + view.to) / 2 : timeline.lines[view.selected].at_ms;
     const half = ((view.to - view.from) * factor) / 2;
-    const end = extent(story) * 1.02;
+    const end = extent(timeline) * 1.02;
     act.zoom({ key: null, from: Math.max(middle - half, 0), to: Math.min(middle + half, end) });
   },
   move(share) {
     const by = (view.to - view.from) * share;
-    const kept = Math.max(by, -view.from);
-    act.zoom({ key: null, from: view.from + kept, to: view.to + kept });
+    const shift = Math.max(by, -view.from);
+    act.zoom({ key: null, from: view.from + shift, to: view.to + shift });
   },
   select(index) {
     view.selected = index;
-    const at = story.lines[index].at_ms;
-    if (at < view.from || at > view.to) Object.assign(view, zoomed(parts(story)[0]));
+    const at = timeline.lines[index].at_ms;
+    if (at < view.from || at > view.to) Object.assign(view, zoomed(parts(timeline)[0]));
     redraw(true);
     main.querySelector(`[data-key="${index}"]`)?.focus({ preventScroll: false });
   },
@@ -114,8 +114,8 @@ function reading() {
 
 /** Draw anew, if there is news, and leave the reader where they were. */
 function show(news, draw) {
-  if (news !== null && (news === told || reading())) return;
-  told = news ?? "";
+  if (news !== null && (news === rendered || reading())) return;
+  rendered = news ?? "";
   const focused = document.activeElement?.closest("main :is(a, button, summary, tr[data-key])");
   const there = focused && place(focused);
   main.replaceChildren(...draw().filter(Boolean));
@@ -128,7 +128,7 @@ function place(element) {
 }
 
 function refuse(error) {
-  story = null;
+  timeline = null;
   const next = error.status === 404 ? h("a", { href: "#/" }, "All requests") : error.status < 404 ? SIGN_IN : "";
   show(error.message, () => [h("section", { class: "refused", role: "alert" }, h("h1", {}, REFUSALS.get(error.status) ?? "It cannot be shown"), h("p", {}, error.message), h("p", {}, next))]);
   say(`answered ${error.status}`, "bad");
@@ -157,7 +157,7 @@ function open(id) {
 function route() {
   const match = location.hash.match(/^#\/request\/(.+)$/);
   shown = match ? { name: "request", id: decode(match[1]) } : { name: "live", id: "" };
-  [view, story, told] = [null, null, ""];
+  [view, timeline, rendered] = [null, null, ""];
   document.body.dataset.view = shown.name;
   main.replaceChildren(h("p", { class: "empty" }, "…"));
   scrollTo(0, 0);
@@ -196,8 +196,8 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   const focused = document.activeElement?.closest?.("tr[data-open]");
-  const part = story && parts(story).find((each) => each.key === event.key);
-  const does = event.key === "Enter" && focused ? () => open(focused.dataset.open) : part ? () => act.zoom(part) : (KEYS[event.key] ?? (story ? STORY_KEYS[event.key] : undefined));
+  const part = timeline && parts(timeline).find((each) => each.key === event.key);
+  const does = event.key === "Enter" && focused ? () => open(focused.dataset.open) : part ? () => act.zoom(part) : (KEYS[event.key] ?? (timeline ? STORY_KEYS[event.key] : undefined));
   if (does && !(event.key === "Enter" && event.target.closest("a,button,summary"))) {
     event.preventDefault();
     does();

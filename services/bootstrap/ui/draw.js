@@ -1,4 +1,4 @@
-// How is anything put on the page? As elements and text, never as markup.
+// Elements of the page. Text is never inserted as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,4 +1,4 @@
-// What is drawn of the stack as it is right now?
+// The live view: workers, queues, pages and the newest requests.
 
 import { count, duration, h, id, legend, pill, stacked, time, workersOf } from "./draw.js";
 
@@ -49,12 +49,12 @@ function sideFigure(live, side) {
   const all = live.workers.filter((worker) => worker.side === side);
   const ready = all.filter((worker) => worker.state === "ready");
   const tokens = all.reduce((sum, worker) => sum + worker.tokens_s, 0);
-  const said = side === "prefill" ? "prompt tokens computed a second" : "tokens drawn a second";
+  const unit = side === "prefill" ? "prompt tokens computed a second" : "tokens drawn a second";
   return figure(
     `${side[0].toUpperCase()}${side.slice(1)} ready`,
     h("span", { class: ready.length ? "" : "bad-text" }, `${ready.length} of ${all.length}`),
     null,
-    h("p", { class: "note" }, `${count(tokens)} ${said}`),
+    h("p", { class: "note" }, `${count(tokens)} ${unit}`),
   );
 }
 

@@ -1,7 +1,7 @@
-// What is drawn of one request: what happened, the picture, where the time went, and every line?
+// One request: its headline, timeline, durations and table of lines.
 
 import { date, duration, h, id, pill, s, workersOf } from "./draw.js";
-import { extent, picture } from "./picture.js";
+import { drawTimeline, extent } from "./timeline.js";
 
 const LEGEND = [
   ["wait", "waits"],
@@ -23,11 +23,11 @@ const SIGNS = [
 ];
 
 /** Parts that the picture may be zoomed to, by the key that does it. */
-export function parts(story) {
-  const last = story.attempts.at(-1)?.room;
-  const at = (name) => story.lines.find((line) => line.room === last && line.name === name)?.at_ms;
-  const failed = story.lines.findLast((line) => line.kind === "failure")?.at_ms;
-  const whole = extent(story);
+export function parts(timeline) {
+  const last = timeline.attempts.at(-1)?.room;
+  const at = (name) => timeline.lines.find((line) => line.room === last && line.name === name)?.at_ms;
+  const failed = timeline.lines.findLast((line) => line.kind === "failure")?.at_ms;
+  const whole = extent(timeline);
   const found = [{ key: "1", name: "Whole", from: 0, to: whole * 1.02 }];
   const around = (key, name, from, to, spare) => {
     if (from !== undefined && to > from) found.push({ key, name, from: from - (to - from) * spare, to: to + (to - from) * spare });
@@ -38,45 +38,45 @@ export function parts(story) {
   return found;
 }
 
-export function drawStory(story, view, act) {
+export function drawRequest(timeline, view, act) {
   return [
-    heading(story),
-    story.lanes.length ? pictureSection(story, view, act) : null,
-    story.stages.length ? stagesSection(story) : null,
-    linesSection(story, view, act),
+    heading(timeline),
+    timeline.lanes.length ? timelineSection(timeline, view, act) : null,
+    timeline.stages.length ? stagesSection(timeline) : null,
+    linesSection(timeline, view, act),
   ];
 }
 
-function heading(story) {
-  const failed = story.state === "failed" || story.state === "refused";
+function heading(timeline) {
+  const failed = timeline.state === "failed" || timeline.state === "refused";
   return h(
     "section",
-    { class: "story-head", "aria-labelledby": "h-story" },
+    { class: "timeline-head", "aria-labelledby": "h-timeline" },
     h("p", { class: "back" }, h("a", { href: "#/" }, "← all requests")),
-    h("h1", { id: "h-story" }, id(story.request_id), " ", pill(story.state)),
-    h("div", { class: failed ? "headline bad" : "headline", role: failed ? "alert" : null }, h("p", {}, story.headline), story.cause ? h("p", { class: "meaning" }, h("code", {}, story.cause.reason), " ", story.cause.meaning) : null),
+    h("h1", { id: "h-timeline" }, id(timeline.request_id), " ", pill(timeline.state)),
+    h("div", { class: failed ? "headline bad" : "headline", role: failed ? "alert" : null }, h("p", {}, timeline.headline), timeline.cause ? h("p", { class: "meaning" }, h("code", {}, timeline.cause.reason), " ", timeline.cause.meaning) : null),
     h(
       "dl",
       { class: "facts" },
-      fact("Begun", date(story.begun_wall_ms)),
-      fact("Took", duration(story.total_ms)),
-      fact("First token", duration(story.first_token_ms)),
-      ...story.attempts.map((attempt, index) => fact(story.attempts.length > 1 ? `Room ${index + 1}` : "Room", [h("a", { href: `rooms/${attempt.room}` }, h("code", {}, attempt.room)), ` ${workersOf(attempt)}, ${attempt.cause ? attempt.cause.reason : attempt.phase}`])),
-      story.trace_id ? fact("Trace", h("code", {}, story.trace_id)) : null,
-      story.others.length ? fact("Same id", story.others.map((room) => [h("a", { href: `#/request/${room}` }, h("code", {}, room)), " "])) : null,
+      fact("Begun", date(timeline.begun_wall_ms)),
+      fact("Took", duration(timeline.total_ms)),
+      fact("First token", duration(timeline.first_token_ms)),
+      ...timeline.attempts.map((attempt, index) => fact(timeline.attempts.length > 1 ? `Room ${index + 1}` : "Room", [h("a", { href: `rooms/${attempt.room}` }, h("code", {}, attempt.room)), ` ${workersOf(attempt)}, ${attempt.cause ? attempt.cause.reason : attempt.phase}`])),
+      timeline.trace_id ? fact("Trace", h("code", {}, timeline.trace_id)) : null,
+      timeline.others.length ? fact("Same id", timeline.others.map((room) => [h("a", { href: `#/request/${room}` }, h("code", {}, room)), " "])) : null,
     ),
   );
 }
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
-function pictureSection(story, view, act) {
-  const frame = h("div", { class: "frame" }, picture(story, view, view.width));
+function timelineSection(timeline, view, act) {
+  const frame = h("div", { class: "frame" }, drawTimeline(timeline, view, view.width));
   frame.addEventListener("click", (event) => {
     const mark = event.target.closest?.("[data-line]");
     if (mark) act.select(Number(mark.dataset.line));
   });
-  frame.addEventListener("dblclick", () => act.zoom(parts(story)[0]));
+  frame.addEventListener("dblclick", () => act.zoom(parts(timeline)[0]));
   dragged(frame, view, act);
   return h(
     "section",
@@ -85,12 +85,12 @@ function pictureSection(story, view, act) {
     h(
       "div",
       { class: "tools", role: "toolbar", "aria-label": "Part of the timeline" },
-      parts(story).map((part) => h("button", { type: "button", "aria-pressed": String(view.part === part.key), "aria-keyshortcuts": part.key, onclick: () => act.zoom(part) }, part.name)),
+      parts(timeline).map((part) => h("button", { type: "button", "aria-pressed": String(view.part === part.key), "aria-keyshortcuts": part.key, onclick: () => act.zoom(part) }, part.name)),
       h("button", { type: "button", "aria-label": "Closer", onclick: () => act.scale(0.5) }, "+"),
       h("button", { type: "button", "aria-label": "Farther", onclick: () => act.scale(2) }, "−"),
     ),
     frame,
-    h("ul", { class: "legend signs" }, LEGEND.filter(([doing]) => story.bars.some((bar) => bar.doing === doing)).map(([doing, text]) => h("li", {}, h("i", { class: `bar-sign ${doing}` }), text)), SIGNS.filter(([kind]) => story.lines.some((line) => line.kind === kind)).map(([kind, shape, text]) => h("li", {}, s("svg", { viewBox: "-7 -7 14 14", width: 13, height: 13, "aria-hidden": "true" }, s("path", { class: `mark ${kind}`, d: shape })), text))),
+    h("ul", { class: "legend signs" }, LEGEND.filter(([doing]) => timeline.bars.some((bar) => bar.doing === doing)).map(([doing, text]) => h("li", {}, h("i", { class: `bar-sign ${doing}` }), text)), SIGNS.filter(([kind]) => timeline.lines.some((line) => line.kind === kind)).map(([kind, shape, text]) => h("li", {}, s("svg", { viewBox: "-7 -7 14 14", width: 13, height: 13, "aria-hidden": "true" }, s("path", { class: `mark ${kind}`, d: shape })), text))),
   );
 }
 
@@ -116,8 +116,8 @@ function dragged(frame, view, act) {
   });
 }
 
-function stagesSection(story) {
-  const rooms = story.attempts.map((attempt) => [attempt, story.stages.filter((stage) => stage.room === attempt.room)]).filter(([, stages]) => stages.length);
+function stagesSection(timeline) {
+  const rooms = timeline.attempts.map((attempt) => [attempt, timeline.stages.filter((stage) => stage.room === attempt.room)]).filter(([, stages]) => stages.length);
   return h(
     "section",
     { "aria-labelledby": "h-stages" },
@@ -133,10 +133,10 @@ function stagesSection(story) {
   );
 }
 
-function linesSection(story, view, act) {
-  const dropped = story.attempts.reduce((sum, attempt) => sum + attempt.events_dropped, 0);
-  const rooms = new Map(story.attempts.map((attempt, index) => [attempt.room, index + 1]));
-  const several = story.attempts.length > 1;
+function linesSection(timeline, view, act) {
+  const dropped = timeline.attempts.reduce((sum, attempt) => sum + attempt.events_dropped, 0);
+  const rooms = new Map(timeline.attempts.map((attempt, index) => [attempt.room, index + 1]));
+  const several = timeline.attempts.length > 1;
   return h(
     "section",
     { "aria-labelledby": "h-lines" },
@@ -146,7 +146,7 @@ function linesSection(story, view, act) {
       "table",
       { class: "lines" },
       h("thead", {}, h("tr", {}, ["After", ...(several ? ["Room"] : []), "Who", "What", ""].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, story.lines.map((line, index) =>
+      h("tbody", {}, timeline.lines.map((line, index) =>
         h(
           "tr",
           { class: `line-${line.kind}`, "data-key": String(index), tabindex: "-1", "aria-selected": view.selected === index ? "true" : null, onclick: () => act.select(index) },

@@ -1,4 +1,4 @@
-// How is a request's story drawn: a lane for each process, bars for what it did, marks for what it saw and said?
+// Drawing of a request's timeline: a lane for each process, bars for its work, marks for its lines.
 
 import { duration, s } from "./draw.js";
 
@@ -17,40 +17,40 @@ const MARKS = {
 };
 const THIN = new Set(["close", "kept"]);
 
-/** The whole of a story in milliseconds: until the last thing in it, or now. */
-export function extent(story) {
-  const ends = [story.total_ms, ...story.lines.map((line) => line.at_ms), ...story.bars.map((bar) => bar.to_ms ?? 0)];
+/** The whole of a timeline in milliseconds: until the last thing in it, or now. */
+export function extent(timeline) {
+  const ends = [timeline.total_ms, ...timeline.lines.map((line) => line.at_ms), ...timeline.bars.map((bar) => bar.to_ms ?? 0)];
   return Math.max(1, ...ends);
 }
 
-export function picture(story, view, width) {
+export function drawTimeline(timeline, view, width) {
   const narrow = width < NARROW;
   const gutter = narrow ? 2 : 148;
   const height = narrow ? 46 : 36;
   const middle = (index) => TOP + index * height + (narrow ? 30 : height / 2);
   const right = width - 10;
   const x = (ms) => gutter + ((ms - view.from) / (view.to - view.from)) * (right - gutter);
-  const rows = new Map(story.lanes.map((lane, index) => [lane.id, { lane, y: middle(index) }]));
-  const bottom = TOP + story.lanes.length * height;
+  const rows = new Map(timeline.lanes.map((lane, index) => [lane.id, { lane, y: middle(index) }]));
+  const bottom = TOP + timeline.lanes.length * height;
   const inside = s("g", { "clip-path": "url(#plot)" });
-  const end = extent(story);
+  const end = extent(timeline);
 
-  inside.append(...story.attempts.map((attempt, index) => roomMark(story, attempt, index, x, bottom)));
-  inside.append(...story.links.map((link) => drawLink(link, rows, x)));
+  inside.append(...timeline.attempts.map((attempt, index) => roomMark(timeline, attempt, index, x, bottom)));
+  inside.append(...timeline.links.map((link) => drawLink(link, rows, x)));
   for (const thin of [true, false]) {
-    inside.append(...story.bars.filter((bar) => THIN.has(bar.doing) === thin).map((bar) => drawBar(bar, rows, x, end)));
+    inside.append(...timeline.bars.filter((bar) => THIN.has(bar.doing) === thin).map((bar) => drawBar(bar, rows, x, end)));
   }
-  inside.append(...story.lines.map((line, index) => drawMark(line, index, rows, x, view.selected === index)).filter(Boolean));
-  if (view.selected !== null && story.lines[view.selected]) {
-    const at = x(story.lines[view.selected].at_ms);
+  inside.append(...timeline.lines.map((line, index) => drawMark(line, index, rows, x, view.selected === index)).filter(Boolean));
+  if (view.selected !== null && timeline.lines[view.selected]) {
+    const at = x(timeline.lines[view.selected].at_ms);
     inside.prepend(s("line", { class: "cursor", x1: at, x2: at, y1: TOP - 6, y2: bottom }));
   }
   return s(
     "svg",
     { class: "picture", viewBox: `0 0 ${width} ${bottom + BOTTOM}`, width, height: bottom + BOTTOM, role: "img", "aria-labelledby": "picture-title", "aria-describedby": "h-lines" },
-    s("title", { id: "picture-title" }, `Timeline of ${story.request_id}. ${story.headline} Every line of it is in the table below.`),
+    s("title", { id: "picture-title" }, `Timeline of ${timeline.request_id}. ${timeline.headline} Every line of it is in the table below.`),
     defs(gutter, right, bottom),
-    ...story.lanes.map((lane, index) => laneRow(lane, index, height, gutter, width, narrow)),
+    ...timeline.lanes.map((lane, index) => laneRow(lane, index, height, gutter, width, narrow)),
     ...axis(view, x, bottom, narrow ? 4 : 8),
     inside,
   );
@@ -87,8 +87,8 @@ function axis(view, x, bottom, ticks) {
   return drawn;
 }
 
-function roomMark(story, attempt, index, x, bottom) {
-  const text = story.attempts.length > 1 ? `room ${index + 1}` : "";
+function roomMark(timeline, attempt, index, x, bottom) {
+  const text = timeline.attempts.length > 1 ? `room ${index + 1}` : "";
   return s("g", { class: "room-mark" }, s("line", { x1: x(attempt.from_ms), x2: x(attempt.from_ms), y1: TOP - 6, y2: bottom }), s("text", { x: x(attempt.from_ms) + 4, y: TOP - 6 }, text));
 }
 
@@ -97,8 +97,8 @@ function drawBar(bar, rows, x, end) {
   const tall = THIN.has(bar.doing) ? 4 : row.lane.rank ? 8 : 14;
   const from = x(bar.from_ms);
   const to = x(bar.to_ms ?? end);
-  const told = `${bar.lane}: ${bar.text}, ${bar.to_ms === null ? "so far " : ""}${duration((bar.to_ms ?? end) - bar.from_ms)}`;
-  return s("rect", { class: `bar ${bar.doing}${row.lane.rank ? " follower" : ""}`, x: from, y: row.y - tall / 2, width: Math.max(to - from, 1), height: tall, rx: Math.min(3, tall / 2) }, s("title", {}, told));
+  const label = `${bar.lane}: ${bar.text}, ${bar.to_ms === null ? "so far " : ""}${duration((bar.to_ms ?? end) - bar.from_ms)}`;
+  return s("rect", { class: `bar ${bar.doing}${row.lane.rank ? " follower" : ""}`, x: from, y: row.y - tall / 2, width: Math.max(to - from, 1), height: tall, rx: Math.min(3, tall / 2) }, s("title", {}, label));
 }
 
 function drawLink(link, rows, x) {
@@ -113,8 +113,8 @@ function drawLink(link, rows, x) {
 function drawMark(line, index, rows, x, selected) {
   const row = rows.get(line.lane);
   if (!row) return null;
-  const told = `${duration(line.at_ms)} ${line.lane}: ${line.name}${line.detail ? `, ${line.detail}` : ""}`;
+  const label = `${duration(line.at_ms)} ${line.lane}: ${line.name}${line.detail ? `, ${line.detail}` : ""}`;
   const shape = s("path", { class: `mark ${line.kind}${selected ? " selected" : ""}`, d: MARKS[line.kind], transform: `translate(${x(line.at_ms)} ${row.y})`, "data-line": index });
-  shape.append(s("title", {}, told));
+  shape.append(s("title", {}, label));
   return shape;
 }
