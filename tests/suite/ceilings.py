@@ -24,7 +24,9 @@ LONG_FILES: Final = {
     "handover/receiving_side.py": "one side of one state machine: its commands, its news and its moves",
 }
 """Files that are longer than FILE_LINES, since a cut would make them worse to read, and why. At most 4."""
-SHARED_NAMES: Final = frozenset({"__init__", "settings", "wiring", "metrics", "errors", "routes"})
+SHARED_NAMES: Final = frozenset(
+    {"__init__", "settings", "wiring", "metrics", "errors", "routes", "engine_startup"}
+)
 """File names that several packages have."""
 CODE: Final = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 ASIDE: Final = re.compile(r"^(\||#|>|!\[|\[[^\]]+\]:|\s*<).*$", re.MULTILINE)

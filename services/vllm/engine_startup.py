@@ -1,0 +1,106 @@
+"""Start of a worker's engine on vLLM. vLLM is imported by the calls, and its environment is set before."""
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed
+
+from baton.inference.collectives import Collectives, alone
+from baton.inference.rank_startup import start_with_ranks
+from baton.inference.step_engine import StepEngine
+from baton.models.model_facts import read_model
+from baton.models.model_files import prepare, resolve
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
+from baton.runtime.memory_trimming import trimming_memory
+from baton.runtime.model_options import LoadFormat, Quantize
+from baton.runtime.setting_kinds import split_address
+from baton.runtime.worker_settings import WorkerSettings
+from baton.topology import Topology
+from baton.vllm.environment import prepare_environment
+
+log = Log(__name__)
+
+c10d: Any = torch.distributed
+"""Untyped, because the stubs lack the classes."""
+
+
+def start_rank(settings: WorkerSettings, threads: int) -> StepEngine:
+    """Start the engine of the rank in `settings`. Raises as `start_engine` does, and GroupLost."""
+    refuse_settings(settings)
+    return start_with_ranks(settings, partial(start_engine, settings, threads))
+
+
+@trimming_memory()
+def start_engine(
+    settings: WorkerSettings,
+    threads: int,
+    topology: Topology | None = None,
+    rank: int = 0,
+    rank_group: Collectives | None = None,
+) -> StepEngine:
+    """Find, prepare and load the model, or the part of `rank`, allocate its KV cache, and run a first step.
+
+    Blocks for seconds. Raises StartupError for a missing or unsupported model, or too little memory, and
+    RankGroupBroken if another rank does not come up.
+    """
+    prepare_environment()
+    torch.set_num_threads(threads)
+    source = resolve(settings.model, LoadFormat(settings.load_format))
+    directory = prepare(source, lambda line: log.info("preparing the model", step=line))
+    dummy = settings.load_format == LoadFormat.DUMMY.value
+    facts = read_model(directory, dummy=dummy, context_length=settings.context_length)
+    from baton.vllm.loading import load_engine
+
+    rank_group = alone() if rank_group is None else rank_group
+    meeting = meet_ranks(settings, topology or Topology(), rank)
+    engine = load_engine(settings, directory, facts, rank_group, meeting)
+    engine.cache.populate()
+    engine.warm_up()
+    if engine.grammars is not None:
+        engine.grammars.warm_up()
+    group, cache = engine.cache.group, engine.cache
+    log.info(
+        "engine ready", tokens=cache.tokens, dtype=group.dtype, encoding=group.encoding, device=cache.device
+    )
+    return engine
+
+
+def start_both(settings: WorkerSettings, threads: int) -> tuple[StepEngine, StepEngine]:
+    """Start prefill's and decode's engine over one copy of the weights. Raises as `start_engine` does."""
+    refuse_settings(settings)
+    decode = start_engine(settings, threads)
+    from baton.vllm.loading import load_second_engine
+
+    prefill = load_second_engine(decode)
+    prefill.cache.populate()
+    prefill.warm_up()
+    return prefill, decode
+
+
+def refuse_settings(settings: WorkerSettings) -> None:
+    """Raise StartupError, naming all settings that this engine cannot follow."""
+    refused = []
+    if settings.quantize != Quantize.NONE.value:
+        refused.append(f"--quantize {settings.quantize}: vLLM loads quantized checkpoints as they are")
+    if settings.draft_model is not None:
+        refused.append(f"--speculate model:{settings.draft_model.model}: drafts are of the form ngram:N")
+    if refused:
+        raise StartupError(f"--engine vllm does not follow {'; '.join(refused)}")
+
+
+def meet_ranks(settings: WorkerSettings, topology: Topology, rank: int) -> str:
+    """Make torch's default process group of the worker's ranks, in which vLLM makes its own.
+
+    Return the text that they have in common.
+    """
+    address = settings.rendezvous if topology.ranks > 1 else f"localhost:{os.getpid()}"
+    host, port = split_address(address)
+    store = c10d.TCPStore(host, port, None, False) if topology.ranks > 1 else c10d.HashStore()
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = c10d.PrefixStore("vllm", store)
+    if not c10d.is_initialized():
+        c10d.init_process_group(backend, store=store, rank=rank, world_size=topology.ranks)
+    return f"tcp://{address}"

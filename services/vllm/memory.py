@@ -1,0 +1,122 @@
+"""KV memory of one group of layers, laid out as Baton's pages. The layers of vLLM's model are views of it.
+
+Block 0 of vLLM is its null block, which padded rows name. It lies before the first page here, so page p is
+block p + 1, and no page is ever the null block.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from baton.inference.kv_memory import DTYPES, NotEnoughMemory
+from baton.pages.layout import KvGroup
+from baton.runtime.host_memory import CannotMove, HostMemory
+
+DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+NULL_BLOCKS: Final = 1
+"""Blocks before the first page."""
+
+
+class VllmKvMemory:
+    """`pages` pages of KV memory on one device. Page p is at byte `p * group.page_bytes` from `address`.
+
+    Contents are zero until written. The memory stays at its address until `move`.
+    """
+
+    def __init__(
+        self, group: KvGroup, pages: int, device: torch.device, values_at: int | None, *, copies: bool = False
+    ) -> None:
+        """`values_at`: number of elements before the vectors that attention adds up, of one page, head and
+        layer. None if they do not lie token by token. `copies`: let layers be copies, each in one run of
+        memory, for a back end that takes no other.
+
+        Raises NotEnoughMemory.
+        """
+        self.group = group
+        self.pages = pages
+        self.length = pages * group.page_bytes
+        """Bytes of all pages."""
+        self.device = str(device)
+        """"cpu" or "cuda:N"."""
+        self._values_at = values_at
+        self._copies: list[torch.Tensor] | None = None
+        self._originals: list[torch.Tensor] = []
+        self.layers: list[torch.Tensor] = []
+        """Views of the layers, [block][kv head][token][elements of all planes] each."""
+        self.on_move: Callable[[], None] = lambda: None
+        """Called after each move, which the layers of a model do not follow."""
+        size = (NULL_BLOCKS + pages) * group.page_bytes
+        try:
+            self._host = HostMemory(size) if device.type == "cpu" else None
+            if self._host is None:
+                self._make_views(torch.zeros(size, dtype=torch.uint8, device=device))
+            else:
+                self._make_views(torch.frombuffer(self._host.view, dtype=torch.uint8))
+            if copies:
+                self._copies = [torch.zeros(each.shape, dtype=each.dtype) for each in self.layers]
+                self._originals, self.layers = self.layers, self._copies
+        except (RuntimeError, MemoryError) as error:  # torch has no error class for it
+            raise NotEnoughMemory(
+                f"--kv-cache-memory asks for {size} bytes, which {device} refuses: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+    def populate(self) -> None:
+        """Have the system provide all of the memory now, as `HostMemory.populate` does."""
+        if self._host is not None:
+            self._host.populate()
+
+    def move(self) -> None:
+        """Move the contents to another address, while no step runs, as `HostMemory.move` does.
+
+        On a GPU it always raises CannotMove, since recorded graphs contain addresses.
+        """
+        if self._host is None:
+            raise CannotMove(f"KV memory on {self.device} cannot be moved within its process")
+        self._host.move()
+        self._make_views(torch.frombuffer(self._host.view, dtype=torch.uint8))
+        self.on_move()
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that fit."""
+        return self.pages * self.group.page_tokens
+
+    def copy_layers(self, pages: Sequence[int], *, back: bool) -> None:
+        """Copy `pages` to the layers, or `back` from them, if the layers are copies."""
+        if self._copies is not None:
+            blocks = torch.tensor(pages) + NULL_BLOCKS
+            for copy, original in zip(self._copies, self._originals, strict=True):
+                source, target = (copy, original) if back else (original, copy)
+                target[blocks] = source[blocks]
+
+    def clear_tail(self, page: int, used: int) -> None:
+        """Zero the values behind the first `used` tokens of `page` in every layer, if they lie by token.
+
+        Attention multiplies them by a weight of zero, and zero times a stale NaN is NaN. Stale keys do no
+        harm, since their scores are replaced.
+        """
+        if self._values is not None:
+            self._values[page, :, :, used:].zero_()
+
+    def _make_views(self, memory: torch.Tensor) -> None:
+        """Make all views of `memory`, the bytes of the null block and of all pages."""
+        group, size = self.group, self.group.page_tokens
+        heads, layers, planes = len(group.heads), len(group.layers), len(group.planes)
+        flat = memory.view(DTYPES[group.dtype])
+        (elements,) = {plane.elements for plane in group.planes}
+        vector = planes * elements
+        inner = size * vector
+        pages = flat[NULL_BLOCKS * heads * layers * inner :].view(self.pages, heads, layers, inner)
+        self.address: int = pages.data_ptr()
+        self.tensor = pages.view(self.pages, heads, layers, planes, size, elements)
+        """[page][kv head][layer][plane][token][elements], in the order of the encoding within a layer."""
+        self._values = None
+        if self._values_at is not None:
+            self._values = pages[..., self._values_at :].view(self.pages, heads, layers, size, -1)
+        strides = (heads * layers * inner, layers * inner, vector, 1)
+        shape = (NULL_BLOCKS + self.pages, heads, size, vector)
+        self.layers = [flat.as_strided(shape, strides, layer * inner) for layer in range(layers)]
+        if self._copies is not None:
+            self._originals, self.layers = self.layers, self._copies

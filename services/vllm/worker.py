@@ -1,0 +1,182 @@
+"""A worker of vLLM with its model: loaded, and bound to memory of Baton's."""
+
+import os
+from multiprocessing import Lock
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+from baton.inference.device import find_device
+from baton.inference.kv_memory import check_page_tokens
+from baton.models.model_facts import ModelFacts
+from baton.runtime.errors import StartupError, describe_error
+from baton.runtime.worker_settings import WorkerSettings
+from baton.topology import Topology
+from baton.vllm.environment import restoring_globals
+from baton.vllm.kv_groups import LayerSpecs, read_specs
+from baton.vllm.memory import VllmKvMemory
+
+ROWS_MAX: Final = 128
+"""Most rows of one call of the worker."""
+TOKENS_MIN: Final = 2048
+"""Least number of tokens that one call of the worker takes."""
+PAGE_SIZES: Final = (16, 32, 64, 128, 256)
+"""Tokens per page that are looked at."""
+LAYOUTS: Final = {"cpu": "LBHNC", "cuda": "BHLNC"}
+"""Memory order that attention is given, by device. That of CPUs knows one name, and honours any stride of
+blocks and heads."""
+
+
+class ModelWorker:
+    """One worker of vLLM, whose layers read and write the memory that is bound. One step at a time."""
+
+    def __init__(self, config: Any, worker: Any, layers: LayerSpecs) -> None:
+        """`config`: vLLM's. `worker`: with its model loaded, and no memory yet."""
+        self.worker = worker
+        self.runner = worker.model_runner
+        self.layers = layers
+        self.rows_max = ROWS_MAX
+        self.tokens_max: int = config.scheduler_config.max_num_batched_tokens
+        self.device: torch.device = worker.device
+        self.hidden_layers: int = config.model_config.get_total_num_hidden_layers()
+        """Layers of the whole model."""
+        self.kv_heads: int = config.model_config.get_total_num_kv_heads()
+        """KV heads of the whole model."""
+        self._layers: dict[str, Any] = config.compilation_config.static_forward_context
+        self._config = config
+        self._bound: VllmKvMemory | None = None
+
+    def page_sizes(self, page_tokens: int) -> list[int]:
+        """Return the tokens per page that attention can have here, if `page_tokens` were requested."""
+        chosen: int = self.layers.spec.block_size
+        if chosen != page_tokens:  # replaced by vLLM
+            return [chosen]
+        backend = self._layers[self.layers.names[0]].attn_backend
+        return [size for size in {*PAGE_SIZES, page_tokens} if backend.supports_block_size(size)]
+
+    @property
+    def encoding(self) -> str:
+        """Name of the form in which the attention back end writes a page. After `take_memory`."""
+        layer = self._layers[self.layers.names[0]]
+        parts = ("vllm", layer.attn_backend.get_name(), getattr(layer, "isa", ""))
+        return "-".join(part.lower().replace("_", "-") for part in parts if part)
+
+    def take_memory(self, blocks: int) -> None:
+        """Make vLLM's runner ready for `blocks` blocks of KV memory, which `bind` gives it."""
+        names, spec, page = list(self.layers.names), self.layers.spec, self.layers.page_bytes
+        config = KVCacheConfig(
+            blocks,
+            [KVCacheTensor(blocks * page, names, layer_stride=spec.page_size_bytes, block_stride=page)],
+            [KVCacheGroupSpec(names, _as_full(spec))],
+            kv_cache_layout=LAYOUTS[self.device.type],
+        )
+        self.runner.initialize_kv_cache_tensors = lambda *_, **__: {}
+        with set_current_vllm_config(self._config), restoring_globals():
+            self.worker.initialize_from_config(config)
+        if self._config.parallel_config.pipeline_parallel_size > 1:  # vLLM makes them in a run to profile
+            self.runner.intermediate_tensors = self.runner.model.make_empty_intermediate_tensors(
+                self.tokens_max, self.runner.model_config.dtype, self.device
+            )
+
+    def bind(self, memory: VllmKvMemory) -> None:
+        """Let the layers read and write `memory` from now on, until it moves."""
+        if self._bound is not memory:
+            self._bound = memory
+            self._set_views(memory)
+            memory.on_move = self._unbind
+
+    def _unbind(self) -> None:
+        self._bound = None
+
+    def record(self) -> None:
+        """Warm up, and record graphs on a GPU. After the first `bind`."""
+        with set_current_vllm_config(self._config), restoring_globals():
+            self.worker.compile_or_warm_up_model()
+
+    def _set_views(self, memory: VllmKvMemory) -> None:
+        views = dict(zip(self.layers.names, memory.layers, strict=True))
+        views |= {name: views[target] for name, target in self.runner.shared_kv_cache_layers.items()}
+        self.runner.kv_caches[:] = memory.layers
+        for name, view in views.items():
+            self._layers[name].bind_kv_cache(view)
+
+
+def start_worker(
+    settings: WorkerSettings, directory: Path, facts: ModelFacts, topology: Topology, rank: int, meeting: str
+) -> ModelWorker:
+    """Start vLLM's worker of `rank`, with its part of the model in `directory`. Blocks for seconds.
+
+    The number format is float32 on a CPU by default, since answers in bfloat16 depend on the batch there.
+    `meeting`: text that the ranks of this worker have in common, and no other worker on this machine has.
+    Raises StartupError, with vLLM's own reason.
+    """
+    on_cpu = current_platform.is_cpu()
+    if find_device(settings.device, rank).type != ("cpu" if on_cpu else "cuda"):
+        raise StartupError(
+            f"--device {settings.device}: this build of vLLM is for {current_platform.device_type}"
+        )
+    dtype = settings.dtype if settings.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    args = EngineArgs(
+        model=str(directory),
+        dtype=dtype,
+        attention_backend="CPU_MLA" if on_cpu and dtype == "float32" else None,
+        load_format=settings.load_format,
+        max_model_len=facts.context_length,
+        block_size=settings.page_tokens,
+        max_num_seqs=ROWS_MAX,
+        max_num_batched_tokens=max(TOKENS_MIN, facts.context_length),
+        tensor_parallel_size=topology.tensor,
+        pipeline_parallel_size=topology.pipeline,
+        kv_cache_memory_bytes=settings.kv_cache_memory,
+        enforce_eager=on_cpu,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+        disable_hybrid_kv_cache_manager=True,
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+    )
+    with restoring_globals():
+        try:
+            config = args.create_engine_config()
+            _divide_layers(config.model_config.get_total_num_hidden_layers(), topology.pipeline)
+            with set_current_vllm_config(config):
+                worker = _load(config, rank, meeting)
+                current_platform.update_block_size_for_backend(config)
+                specs = worker.get_kv_cache_spec()
+        except (ValueError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
+            raise StartupError(f"vLLM refuses the model {facts.name}: {describe_error(error)}") from error
+    model = ModelWorker(config, worker, read_specs(facts.name, specs))
+    check_page_tokens(settings.page_tokens, model.page_sizes(settings.page_tokens), "vllm")
+    return model
+
+
+def _divide_layers(layers: int, stages: int) -> None:
+    """Let vLLM give layers to stages as Baton does: the first ones have one more if they do not divide."""
+    each, over = divmod(layers, stages)
+    os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(str(each + (stage < over)) for stage in range(stages))
+
+
+def _load(config: Any, rank: int, meeting: str) -> Any:
+    """Return vLLM's worker with its model loaded."""
+    wrapper = WorkerWrapperBase(rpc_rank=0)
+    leads = rank % config.parallel_config.tensor_parallel_size == 0
+    given = {"vllm_config": config, "local_rank": rank, "rank": rank, "is_driver_worker": leads}
+    wrapper.init_worker([{**given, "distributed_init_method": meeting, "shared_worker_lock": Lock()}])
+    wrapper.init_device()
+    wrapper.worker.load_model()
+    return wrapper.worker
+
+
+def _as_full(spec: Any) -> Any:
+    """Return the specification of a group over all tokens: a window is a matter of the layer's attention."""
+    if isinstance(spec, FullAttentionSpec):
+        return spec
+    given = {name: getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_size", "dtype")}
+    return FullAttentionSpec(**given, head_size_v=getattr(spec, "head_size_v", None))

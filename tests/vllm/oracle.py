@@ -1,0 +1,68 @@
+"""vLLM's own `LLM`, alone in a process of its own: what would it answer, greedily, one prompt at a time?
+
+As a program it reads {"model", "prompts", "tokens"} from standard input, and writes the answers' ids to the
+file that is its argument.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from baton.vllm.environment import VARIABLES
+
+ORACLE_S = 400.0
+
+
+def vllm_greedy(
+    model_dir: Path, prompts: Sequence[Sequence[int]], tokens: int, folder: Path, page_tokens: int = 32
+) -> list[list[int]]:
+    """Return the first `tokens` ids that vLLM answers to each of `prompts` in float32, ends ignored."""
+    answers = folder / "answers.json"
+    asked = {
+        "model": str(model_dir),
+        "prompts": [list(each) for each in prompts],
+        "tokens": tokens,
+        "page_tokens": page_tokens,
+    }
+    environ = os.environ | VARIABLES | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "-m", "tests.vllm.oracle", str(answers)],
+        input=json.dumps(asked),
+        text=True,
+        env=environ,
+        timeout=ORACLE_S,
+        check=True,
+    )
+    answered: list[list[int]] = json.loads(answers.read_text())
+    return answered
+
+
+def _answer(asked: dict[str, Any]) -> list[list[int]]:
+    from vllm import LLM, SamplingParams
+
+    longest = max(map(len, asked["prompts"])) + asked["tokens"]
+    model = LLM(
+        model=asked["model"],
+        dtype="float32",
+        attention_backend="CPU_MLA",
+        max_model_len=longest + 1,
+        max_num_batched_tokens=max(2048, longest + 1),
+        block_size=asked["page_tokens"],
+        kv_cache_memory_bytes=256 << 20,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False)
+    return [
+        list(model.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0].outputs[0].token_ids)
+        for prompt in asked["prompts"]
+    ]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(_answer(json.load(sys.stdin))))
