@@ -15,6 +15,7 @@ from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, ReaderTenso
 from baton.engine.gguf.gguf_file import strips_of
 from baton.engine.gguf.gguf_settings import shown, unread_settings
 from baton.engine.gguf.text_splitting import BYTE_LEVEL, spaced, split_of
+from baton.engine.loading.library_loading import LIBRARY, LIBRARY_NEEDED, is_old_library
 
 THETA: Final = 10_000.0
 """Rotary base of a file that has none."""
@@ -224,8 +225,8 @@ def _pattern(value: Any, layers: int) -> list[bool]:
     return [period == 0 or layer % period < period - 1 for layer in range(layers)]
 
 
-def lost_of_tokenizer(header: Header) -> list[str]:
-    """Return, in a few words each, what the library's reader ignores of the tokenizer."""
+def lost_of_tokenizer(header: Header, version: str = LIBRARY) -> list[str]:
+    """Return, in a few words each, what the library's reader, of this `version`, ignores of the tokenizer."""
     split = header.of_tokenizer("pre")
     found = []
     if header.of_tokenizer("model") == BYTE_LEVEL and split_of(header) is None:
@@ -234,6 +235,10 @@ def lost_of_tokenizer(header: Header) -> list[str]:
         )
     if spaced(header) and header.of_tokenizer("add_space_prefix") is False:
         found.append("no space before a text (add_space_prefix)")
+    if spaced(header) and is_old_library(version):
+        found.append(
+            f"the token before a text, which transformers {LIBRARY_NEEDED} writes and {version} does not"
+        )
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig
-from transformers import __version__ as library_version
+from transformers import __version__ as installed_version
 
 from baton.engine.execution.attention_span import ATTENTION_NAME
 from baton.engine.loading.library_report import first_line, load_report
@@ -27,19 +27,26 @@ from baton.runtime.logging import Log
 
 log = Log(__name__)
 
+LIBRARY: Final[str] = installed_version
+"""Version of transformers that is installed."""
 LIBRARY_NEEDED: Final = "5.24"
 """First version of transformers that this engine is tested with. Other parts of Baton run with 5.19."""
 LINE_CHARACTERS: Final = 300
 """Most characters of a library error in a message."""
 
 
-def check_library_version(version: str = library_version) -> None:
+def check_library_version(version: str = LIBRARY) -> None:
     """Raise StartupError if `version` of transformers is too old for this engine."""
-    if _release(version) < _release(LIBRARY_NEEDED):
+    if is_old_library(version):
         raise StartupError(
             f"the torch engine needs transformers {LIBRARY_NEEDED} or newer, and {version} is installed:"
             f" pip install 'transformers>={LIBRARY_NEEDED}'"
         )
+
+
+def is_old_library(version: str = LIBRARY) -> bool:
+    """Return whether `version` of transformers is older than this engine needs."""
+    return _release(version) < _release(LIBRARY_NEEDED)
 
 
 def _release(version: str) -> tuple[int, ...]:

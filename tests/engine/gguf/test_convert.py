@@ -298,6 +298,17 @@ def test_a_space_that_a_file_does_not_want_before_a_text(
     assert lost_of_tokenizer(Header(GGUFReader(file))) == lost
 
 
+@pytest.mark.parametrize(("kind", "is_lost"), [("llama", True), ("gpt2", False)])
+def test_an_old_library_does_not_convert_a_sentencepiece_tokenizer(
+    tmp_path: Path, kind: str, is_lost: bool
+) -> None:
+    """transformers 5.19 writes no token before a text, and vLLM's engine runs with it."""
+    split = None if kind == "llama" else "default"
+    header = Header(GGUFReader(write(tmp_path / "tiny.gguf", {}, tokenizer=kind, split=split)))
+    assert any("5.24" in each for each in lost_of_tokenizer(header, "5.19.0")) is is_lost
+    assert not any("5.24" in each for each in lost_of_tokenizer(header, "5.24.0"))
+
+
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
