@@ -42,8 +42,8 @@ class Available:
 def memory_shortage(device: torch.device, needed: int) -> Available | None:
     """Return the available memory of `device` if it is less than `needed` bytes, else None. Blocks.
 
-    Waits up to PATIENCE_S for memory to be freed, if the device has as much at all. Also None if the system
-    does not report memory.
+    Waits up to PATIENCE_S for memory to be freed, if the device has that much in total. Also None if the
+    system does not report memory.
     """
     end = time.monotonic() + PATIENCE_S
     waits = False
@@ -59,9 +59,10 @@ def memory_shortage(device: torch.device, needed: int) -> Available | None:
 
 @contextmanager
 def memory_errors_as_startup_errors(what: str) -> Iterator[None]:
-    """Raise StartupError in one line if `what` within the context exhausts the device's memory.
+    """Raise StartupError with one line of text if the work in the context exhausts the device's memory.
 
-    GPU memory cannot be reserved: another process may have taken it since it was checked.
+    `what`: name of that work, for the message. GPU memory cannot be reserved: another process may have taken
+    it since it was checked.
     """
     try:
         yield
@@ -94,7 +95,7 @@ def _machine(meminfo: Path) -> Available | None:
 
 
 def _group(cgroup: Path) -> Available | None:
-    """Return what the container's limit leaves.
+    """Return the memory that the limit of the control group `cgroup` leaves, or None without a limit.
 
     File pages and kernel caches count as available, those in use (`active_file`) too: they are freed on
     demand.

@@ -29,9 +29,10 @@ log = Log(__name__)
 
 
 def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
-    """Start the engine of the rank in `settings`, with those of the worker's other ranks. Blocks.
+    """Start the engine of the rank that `settings` name, together with the engines of the worker's other
+    ranks. Blocks.
 
-    Raises what `start_engine` raises, and GroupLost if another rank does not come up.
+    Raises what `start_engine` raises, and GroupLost if another rank does not start.
     """
     return start_with_ranks(settings, partial(start_engine, settings, threads))
 
@@ -44,11 +45,12 @@ def start_engine(
     rank: int = 0,
     rank_group: Collectives | None = None,
 ) -> TorchEngine:
-    """Find, prepare and load the model, or the part of `rank`, allocate its KV cache, and run a first step.
+    """Find, prepare and load the model, or the part of it that `rank` computes, allocate its KV cache, and
+    run a first step.
 
-    With several ranks all of `rank_group` do so together. Blocks for seconds.
+    With several ranks, all members of `rank_group` call it at the same time. Blocks for seconds.
     Raises StartupError for a missing or unsupported model, a number of ranks that does not divide it, or too
-    little memory. Raises RankGroupBroken if another rank does not come up.
+    little memory. Raises RankGroupBroken if another rank does not start.
     """
     load_format = LoadFormat(settings.load_format)
     source = resolve(settings.model, load_format)
@@ -100,10 +102,10 @@ def start_engine(
 def start_draft_model(
     engine: TorchEngine, drafts: FoundModel, files: DraftModelFiles, settings: WorkerSettings, threads: int
 ) -> None:
-    """Load the draft model, quantized as the model is, and let it draft for `engine`.
+    """Load the draft model, quantized as the model is, and let it propose tokens to `engine`.
 
-    On the rank that draws. Blocks for seconds. Raises StartupError for an unsupported model or too little
-    memory.
+    Call it on the rank that samples tokens. Blocks for seconds. Raises StartupError for an unsupported model
+    or too little memory.
     """
     with draft_errors_named(files), memory_errors_as_startup_errors("it"):
         beside = load_engine(
@@ -127,8 +129,8 @@ def start_draft_model(
 def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, TorchEngine]:
     """Start the engines of a process that serves both sides: prefill's and decode's.
 
-    Weights are loaded once. Each engine has the pages that `settings` say. Blocks. Raises StartupError as
-    `start_engine` does.
+    Weights are loaded once. Each engine has the number of pages that `settings` give its side. Blocks. Raises
+    StartupError as `start_engine` does.
     """
     decode = start_engine(settings, threads)
     prefill = load_second_engine(decode, settings.kv_cache_memory, CANARY_TOKENS)

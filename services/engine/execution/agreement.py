@@ -5,9 +5,10 @@ from typing import Final
 import torch
 
 TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
-"""Largest relative difference, by number format: norm of the difference by norm of the reference."""
+"""Largest accepted `relative_difference`, by number format."""
 
 
 def relative_difference(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the norm of the difference by the norm of `reference`. NaN if a number is not finite."""
+    """Return the norm of `result - reference`, divided by the norm of `reference`. NaN if a number is not
+    finite."""
     return float((result - reference).norm() / reference.norm())

@@ -53,15 +53,17 @@ class AttentionSpan:
         return position - (self.tokens - 1)
 
     def binds(self, length: int) -> bool:
-        """Return whether in a sequence of `length` tokens some token does not see the first one."""
+        """Return whether the span hides the first token from some later token, in a sequence of `length`
+        tokens."""
         return length > self.tokens
 
     def hidden(self, positions: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-        """Return a mask [positions, end - begin] of the keys in [begin, end) that lie before the span."""
+        """Return a boolean mask [positions, end - begin]: true for keys in [begin, end) that the span hides
+        from a position."""
         return torch.arange(begin, end, device=positions.device) < self.first(positions)[:, None]
 
     def narrowed(self, most: int) -> "AttentionSpan":
-        """Return the span with at most `most` tokens, so that short sequences reach past its border."""
+        """Return the span with at most `most` tokens, so that a check needs only short sequences."""
         return AttentionSpan(min(self.tokens, most), self.in_chunks)
 
 
@@ -85,7 +87,7 @@ class LayerAttention:
 
 
 def attention_options(query: torch.Tensor, options: Mapping[str, Any]) -> LayerAttention:
-    """Return the options that an attention call asks for, without its span.
+    """Return the options in the arguments of the definition's attention call, without the span.
 
     `query`: [1, query heads, T, head_dim]. `options`: keyword arguments of the call.
     """
@@ -95,7 +97,8 @@ def attention_options(query: torch.Tensor, options: Mapping[str, Any]) -> LayerA
 
 
 def find_span(function: MaskFunction, length: int) -> AttentionSpan | None:
-    """Return the span that `function` gives in sequences of up to `length` tokens, None if it is causal.
+    """Return the span that the mask function `function` gives in sequences of up to `length` tokens. None if
+    it is plainly causal.
 
     Raises UnknownSpan.
     """
@@ -113,7 +116,8 @@ def find_span(function: MaskFunction, length: int) -> AttentionSpan | None:
 
 
 def _positions_to_check(guess: AttentionSpan | None, length: int) -> Iterable[int]:
-    """Yield positions where another span would differ: around the first borders, and at the end."""
+    """Yield query positions at which a span other than `guess` would show: around the first borders, and at
+    the end."""
     borders = () if guess is None else (guess.tokens, 2 * guess.tokens, 3 * guess.tokens // 2)
     near = {0, 1, length // 2, length - 2, length - 1}
     near.update(border + step for border in borders for step in (-1, 0, 1))
@@ -130,7 +134,8 @@ def _first_visible(function: MaskFunction, position: int) -> int:
 
 
 def _agrees(function: MaskFunction, guess: AttentionSpan | None, position: int) -> bool:
-    """Return whether exactly the keys of `guess` are visible from `position`, checked at both ends."""
+    """Return whether exactly the keys of `guess` are visible from `position`. Only keys around both ends are
+    checked."""
     first = 0 if guess is None else max(guess.first(position), 0)
     for border in (first, position):
         begin, end = max(border - COLUMNS_MAX, 0), min(border + COLUMNS_MAX, position + 3)

@@ -18,8 +18,8 @@ from baton.sampling.draft_rows import split_drafts
 BatchedModel: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention], torch.Tensor | None
 ]
-"""(tokens [1, T], positions [1, T], wanted places [N], attention) -> logits [N, vocabulary], or None on a
-rank without logits."""
+"""(tokens [1, T], positions [1, T], indices [N] of the tokens with wanted logits, attention) -> logits [N,
+vocabulary], or None on a rank without logits."""
 
 
 class BatchedRunner(StatelessRunner):
@@ -32,7 +32,8 @@ class BatchedRunner(StatelessRunner):
         spans: Mapping[int, AttentionSpan],
         kernel: PagedKernel | None = None,
     ) -> None:
-        """`spans`: by layer id, of layers whose tokens do not see everything before them."""
+        """`spans`: attention spans by layer id. Layers not in it see all earlier tokens. `kernel`: attends to
+        pages in place, if there is one."""
         self.cache = cache
         self.kernel = kernel
         self._model = model
@@ -43,7 +44,7 @@ class BatchedRunner(StatelessRunner):
         return self.compute(make_plan(split_drafts(rows), self.cache, self._device, self.kernel))
 
     def compute(self, plan: AttentionMetadata) -> torch.Tensor | None:
-        """Return the logits that `plan` wants."""
+        """Return the logits [N, vocabulary] of the tokens in `plan.keep`. None on a rank without logits."""
         attention = PagedAttention(plan, self.cache, self._spans)
         return self._model(plan.tokens, plan.positions, plan.keep, attention)
 

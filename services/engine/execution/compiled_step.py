@@ -35,9 +35,9 @@ from baton.runtime.model_options import POSITIONS_MAX
 from baton.sampling.draft_rows import split_drafts
 
 STRIP: Final = 32
-"""Numbers that the kernel processes at once."""
+"""Numbers that the compiled step processes at once."""
 HEAD_STRIPS: Final = 8
-"""Most strips of a head."""
+"""Most strips of STRIP numbers in an attention head."""
 HALF: Final = 16
 """Most gates that the kernel computes together. The feed-forward width is a multiple of it."""
 SIDE: Final = 4
@@ -97,14 +97,14 @@ class _Step(ctypes.Structure):
 
 
 class UnsupportedShapes(Exception):
-    """The kernel does not support a model's sizes. The text names the first reason."""
+    """The kernel does not support a model's sizes. The message names the first size."""
 
 
 def check(
     structure: ModelStructure, head_dim: int, page_tokens: int, spans: abc.Iterable[AttentionSpan] = ()
 ) -> torch.dtype:
-    """Return the dtype of the model's weights. Raises UnsupportedShapes if no kernel computes it over such
-    pages."""
+    """Return the dtype of the model's weights. Raises UnsupportedShapes if no compiled step computes it over
+    pages of `page_tokens` tokens."""
     if any(span.in_chunks for span in spans):
         raise UnsupportedShapes("layers that look at chunks of a sequence")
     hidden, width = structure.embedding.shape[1], structure.layers[0].down.in_features
@@ -138,7 +138,8 @@ def fits_bfloat16(linears: abc.Iterable[nn.Linear]) -> bool:
 
 
 class CompiledModel:
-    """A model in the layout of the kernel. Takes the weights of `structure`, which is empty afterwards."""
+    """A model's weights in the layout of the compiled step. It takes them out of `structure`, which is empty
+    afterwards."""
 
     def __init__(
         self,
@@ -147,8 +148,8 @@ class CompiledModel:
         kernel: Kernel,
         codes: abc.MutableMapping[nn.Linear, QuantizedWeight] | None = None,
     ) -> None:
-        """`structure`: passed `check`. `codes`: quantized weights, if they are multiplied. Empty
-        afterwards."""
+        """`structure`: its sizes have passed `check`. `codes`: quantized weights by layer, if the step
+        multiplies codes. Both are empty afterwards."""
         self.numbers = structure.head.weight.dtype
         """Dtype of keys and values."""
         self.products = kernel.products
@@ -213,9 +214,10 @@ class CompiledModel:
         )
 
     def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[_Weight, int | None]:
-        """Return the joined weight of `parts` in blocks, and the address of the joined bias, if any.
+        """Return the joined weight of `parts` in blocks of output rows, and the address of the joined bias,
+        if any.
 
-        `paired`: the first half of each block is the first part's.
+        `paired`: take half of each block from each of two parts, the first part first.
         """
         weight, bias = join_weights(parts)
         order = _paired(torch.arange(len(weight))[:, None], self._block)[:, 0] if paired else None
@@ -235,7 +237,8 @@ class CompiledModel:
         return None if norm is None else self._pin(norm.weight.float())
 
     def _pin(self, tensor: torch.Tensor) -> int:
-        """Return the address of a copy. The original may be a view of a file, which it would keep mapped."""
+        """Copy `tensor`, keep the copy, and return its address. The original may be a view that keeps a whole
+        file mapped."""
         self._pinned.append(self._memory.put(tensor))
         return self._pinned[-1].data_ptr()
 
@@ -246,7 +249,7 @@ class CompiledExecution:
     kind = ExecutionKind.COMPILED
 
     def __init__(self, model: CompiledModel, spans: abc.Mapping[int, AttentionSpan]) -> None:
-        """`spans`: by layer id, of layers with a window."""
+        """`spans`: attention spans by layer id, of layers that do not see all earlier tokens."""
         self.model = model
         self._spans = spans
 
@@ -259,7 +262,7 @@ class CompiledExecution:
         return self.runner_with(cache, self._spans)
 
     def runner_with(self, cache: PagedKvCache, spans: abc.Mapping[int, AttentionSpan]) -> "CompiledRunner":
-        """Return a runner with other spans than the model's."""
+        """Return a runner that uses `spans` in the place of the model's own."""
         return CompiledRunner(self.model, cache, spans)
 
 
@@ -269,7 +272,7 @@ class CompiledRunner(StatelessRunner):
     def __init__(
         self, model: CompiledModel, cache: PagedKvCache, spans: abc.Mapping[int, AttentionSpan]
     ) -> None:
-        """`spans`: by layer id, of layers with a window."""
+        """`spans`: attention spans by layer id, of layers that do not see all earlier tokens."""
         self._model = model
         self._cache = cache
         of_layers = (spans.get(layer) for layer in cache.group.layers)
@@ -296,10 +299,10 @@ class CompiledRunner(StatelessRunner):
         return self.logits_at(split_drafts(rows))
 
     def logits_at(self, rows: abc.Sequence[Row], *, everywhere: bool = False, later: int = 0) -> torch.Tensor:
-        """Return [N, vocabulary] logits in float32 at the wanted positions of the checked `rows`.
+        """Return [N, vocabulary] logits in float32 at the wanted positions of `rows`.
 
-        `rows`: without drafts. `everywhere`: at all positions, row by row. `later`: positions by which
-        queries and keys are rotated further.
+        `rows`: checked rows without draft tokens. `everywhere`: return the logits of all positions, row by
+        row. `later`: number added to each position before queries and keys are rotated.
         """
         size, count = self._cache.group.page_tokens, len(rows)
         used = [-(-row.stop // size) for row in rows]
@@ -343,7 +346,7 @@ class CompiledRunner(StatelessRunner):
 
 
 def _whole_strips(rows: abc.Iterable[Row]) -> int:
-    """Return the positions of the longest row, rounded up to whole strips."""
+    """Return the number of positions of the longest row, rounded up to a multiple of STRIP."""
     return -(-max((row.stop for row in rows), default=0) // STRIP) * STRIP
 
 
@@ -353,9 +356,10 @@ def _paired(weight: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _in_blocks(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """Return [outs, depth] as [blocks, depth / pair, block, pair], the last block padded with zeros.
+    """Return the weight [outs, depth] as [blocks, depth / pair, block, pair], the last block padded with
+    zeros.
 
-    A pair has four bytes.
+    A pair is as many neighbouring numbers as four bytes hold.
     """
     outs, depth = weight.shape
     pair = 4 // weight.itemsize

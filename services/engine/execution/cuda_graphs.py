@@ -50,7 +50,8 @@ class Recorder(Protocol):
     def record(self, work: Callable[[], object]) -> Replay:
         """Run `work` and return a function that repeats it on the current contents of its tensors.
 
-        `work` decides nothing by those contents. Raises RuntimeError if it cannot be recorded.
+        `work` must make the same calls whatever these contents are. Raises RuntimeError if it cannot be
+        recorded.
         """
 
 
@@ -81,7 +82,7 @@ class CudaGraphRecorder:
 
 
 class ReplayDiffers(RuntimeError):
-    """A replay gave another result than the calls."""
+    """A replay gave other logits than the same step computed call by call."""
 
 
 class BatchShape(NamedTuple):
@@ -93,7 +94,8 @@ class BatchShape(NamedTuple):
 
 
 class GraphRunner(StatelessRunner):
-    """Replays steps of up to `rows_max` rows of one token each, and leaves other steps to `calls`."""
+    """Replays steps of up to `rows_max` rows of one token each, and lets the runner `calls` compute all other
+    steps."""
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class GraphRunner(StatelessRunner):
         context_length: int,
         vocab_size: int,
     ) -> None:
-        """`rows_max`: rows of the largest recorded step."""
+        """`calls`: computes steps call by call. `rows_max`: rows of the largest recorded step.
+        `context_length`: most tokens of a row."""
         self._calls = calls
         self._cache = cache = calls.cache
         self._recorder = recorder
@@ -129,7 +132,7 @@ class GraphRunner(StatelessRunner):
 
     @property
     def recorded(self) -> frozenset[BatchShape]:
-        """Shapes that are replayed."""
+        """Batch shapes for which a replay exists."""
         return frozenset(self._recorded)
 
     def record(self) -> None:
@@ -160,9 +163,9 @@ class GraphRunner(StatelessRunner):
         return self._calls.compute(make_plan(single, cache, cache.tensor.device, self._calls.kernel))
 
     def replay(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """Return the logits of a recorded step, or None, and do nothing, if no shape fits.
+        """Return the logits of a replay, or None without any effect if no recorded shape fits `rows`.
 
-        `rows`: without drafts.
+        `rows`: rows without draft tokens.
         """
         shape = self._shape_for(rows)
         replay = None if shape is None else self._recorded.get(shape)
@@ -184,9 +187,9 @@ class GraphRunner(StatelessRunner):
         )
 
     def _load(self, shape: BatchShape, rows: abc.Sequence[Row]) -> None:
-        """Copy a step's numbers to the input of the recorded calls.
+        """Copy the numbers of `rows` to the input tensors of the calls recorded for `shape`.
 
-        The step before has ended by then, so nothing reads what is overwritten.
+        The previous step has ended by then, so nothing reads what is overwritten.
         """
         filled = [*rows, *[rows[-1]] * (shape.rows - len(rows))]
         packed = pack_singles(filled, shape.pages, self._cache.group.page_tokens)
@@ -208,7 +211,11 @@ class GraphRunner(StatelessRunner):
         return replay
 
     def _verify(self, shape: BatchShape, rows: abc.Sequence[Row], replay: Replay) -> None:
-        """Compare a replay with the calls, on other `rows` than were recorded. Raises ReplayDiffers."""
+        """Compare a replay with the same step computed call by call, on other rows than `rows`, which were
+        recorded.
+
+        Raises ReplayDiffers.
+        """
         size = self._cache.group.page_tokens
         pages = [row.pages[row.start // size] for row in rows]
         offsets = [row.start % size for row in rows]
@@ -234,9 +241,10 @@ class GraphRunner(StatelessRunner):
         return logits
 
     def _rehearsal(self, shape: BatchShape, turn: int) -> list[Row]:
-        """Return rows as long as the cache has pages for, each a little shorter than the one before.
+        """Return test rows of `shape`, as long as the cache has pages for, each a little shorter than the one
+        before.
 
-        Each `turn` has other tokens, positions and pages.
+        Each number `turn` gives other tokens, positions and pages.
         """
         kv = self._cache.group
         count = min(shape.rows, self._cache.pages)
@@ -263,7 +271,8 @@ def sizes(first: int, last: int) -> list[int]:
 
 
 def _input_numbers(shape: BatchShape) -> int:
-    """Return the numbers of a step's input: token, position, page to write to, and page table of each row."""
+    """Return how many numbers a step's input has: token, position, page to write to, and page table of each
+    row."""
     return shape.rows * (3 + shape.pages)
 
 

@@ -20,8 +20,8 @@ from baton.engine.quantization.quantized_weight import ROWS_A_TIME, QuantizedWei
 def exactly(module: Any, codes: Mapping[nn.Linear, QuantizedWeight]) -> Iterator[None]:
     """Make the definition `module` compute in float32 within the context.
 
-    Its weights are those of its linear layers, and vectors. `codes`: quantized weights, in the place of plain
-    ones.
+    All weights of `module` must be those of linear layers, or vectors. `codes`: quantized weights of linear
+    layers that have no plain ones.
     """
     table = module.get_input_embeddings()
     linears = [each for each in module.modules() if isinstance(each, nn.Linear)]

@@ -20,7 +20,7 @@ class Execution(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads, whatever it computes."""
+        """Bytes of weights that every step reads, whatever its rows are."""
 
     def runner(self, cache: PagedKvCache, kernel: PagedKernel | None = None) -> Runner:
         """Return a runner over `cache`. `kernel`: attends to keys and values in their pages, on a GPU."""

@@ -34,7 +34,7 @@ KERNELS: Final = {9: "FA3", 10: "FA4"}
 EVERYTHING: Final = (-1, -1)
 NOTHING_LATER: Final = (-1, 0)
 TOLERANCE: Final = 0.03
-"""Largest relative difference of a token's result. Both computations round to bfloat16."""
+"""Largest accepted relative difference of a token's attention result. Both computations round to bfloat16."""
 LONG: Final = 4096
 """Tokens of the longest sequences in the check."""
 SPAN_MAX: Final = 1000
@@ -44,9 +44,9 @@ SPANS: Final = ((0, 1), (16, 17), (LONG - 1, LONG), (0, 21), (5, 23), (LONG - 40
 
 
 def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
-    """Return the kernel that is installed for this GPU. None if there is none, and the log says why.
+    """Return the attention kernel that is installed for this GPU. If there is none, log why and return None.
 
-    It also makes torch use the package for attention outside of pages.
+    It also makes torch use the kernel's package for attention that does not read pages.
     """
     why = missing(device, dtype)
     if why:
@@ -63,7 +63,8 @@ def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
 def flash_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, attention: LayerAttention
 ) -> torch.Tensor:
-    """Attend to pages by the installed package. Arguments as in `PagedKernel`."""
+    """Attend to keys and values in pages with the installed package. Arguments and result as in
+    `PagedKernel`."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn  # its import takes a second
 
     if attention.softcap is not None:
@@ -105,10 +106,11 @@ def verified_kernel(
     cache: PagedKvCache,
     attentions: Mapping[int, LayerAttention] | None = None,
 ) -> PagedKernel | None:
-    """Return `kernel` if it agrees with attention over fetched pages, else None, and the log says why.
+    """Return `kernel` if its results agree with attention over keys and values copied from the pages. Else
+    log why and return None.
 
-    `query_heads`: heads of this rank. `attentions`: options by layer id. Overwrites the cache: call it before
-    any page is in use.
+    `query_heads`: number of query heads on this rank. `attentions`: attention options by layer id. Overwrites
+    the cache: call it before any page is in use.
     """
     try:
         with torch.inference_mode():
@@ -130,7 +132,8 @@ def verified_kernel(
 
 
 def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> list[LayerAttention]:
-    """Return each kind of attention in the layers, with spans that fit the check."""
+    """Return the distinct attention options among the layers, with spans narrowed to the lengths that the
+    check uses."""
     plain = LayerAttention(cache.head_dim**-0.5)
     found: dict[tuple[AttentionSpan | None, float | None, bool], LayerAttention] = {
         (None, None, False): plain
@@ -143,7 +146,8 @@ def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> lis
 
 
 def missing(device: torch.device, dtype: str) -> str:
-    """Return why there can be no kernel. Empty if there may be one."""
+    """Return why there can be no paged kernel on `device` for the number format `dtype`. Empty if there may
+    be one."""
     if dtype != "bfloat16":
         return f"kernels that read pages compute in bfloat16, not in {dtype}"
     major, minor = torch.cuda.get_device_capability(device)
@@ -157,7 +161,10 @@ def missing(device: torch.device, dtype: str) -> str:
 
 
 def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, attention: LayerAttention) -> float:
-    """Return the largest relative difference of a token's result. NaN if one is not finite."""
+    """Return the largest relative difference between a token's attention by `kernel` and without it.
+
+    NaN if a result is not finite.
+    """
     heads, rows = len(cache.group.heads), _rows(cache)
     tokens = sum(row.stop - row.start for row in rows)
     query = cache.tensor.new_empty(tokens, query_heads, cache.head_dim).normal_()
@@ -172,7 +179,8 @@ def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, attention
 
 
 def _rows(cache: PagedKvCache) -> list[Row]:
-    """Return a row for each of `SPANS`, as far as the cache has pages for them, in scattered pages."""
+    """Return a test row for each entry of `SPANS` for which the cache has enough pages. The pages are
+    scattered."""
     size = cache.group.page_tokens
     spans = SPANS[: cache.pages]
     pages = cache.pages // len(spans)

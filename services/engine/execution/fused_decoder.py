@@ -17,7 +17,7 @@ from baton.engine.execution.model_structure import LayerStructure, ModelStructur
 from baton.engine.execution.paged_attention import PagedAttention
 
 FEW_ROWS: Final = 64
-"""Most rows for which the number of calls takes longer than their computation."""
+"""Most rows of a step in which launching the calls takes longer than computing them."""
 
 
 class RmsNorm:
@@ -37,7 +37,7 @@ class RmsNorm:
         return self._normed(rows.float()).to(self._dtype)
 
     def of_sum(self, rows: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-        """Add `more` [T, width] to `rows`, float32, in place, and return the norm of the sum."""
+        """Add `more` [T, width] to `rows` [T, width] in place, in float32, and return the norm of the sum."""
         return self(rows.add_(more))
 
     def _normed(self, rows: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class RmsNorm:
 
 
 class Layer:
-    """One layer. Takes the weights of `parts`. `then`: the norm that follows the layer."""
+    """One decoder layer. It takes its weights out of `parts`. `then`: the norm that follows the layer."""
 
     def __init__(self, parts: LayerStructure, head_dim: int, then: Norm) -> None:
         self._index = parts.index
@@ -77,9 +77,10 @@ class Layer:
         sin: torch.Tensor,
         step: PagedAttention,
     ) -> torch.Tensor:
-        """Add the layer's result to the residuals `x` [T, hidden], float32. Return the norm that follows.
+        """Add the layer's result to the residuals `x` [T, hidden], float32. Return `x` normalized by the norm
+        that follows the layer.
 
-        `normed`: this layer's input norm of `x`.
+        `normed`: `x` normalized by this layer's input norm.
         """
         queries, keys, values = self._heads
         qkv = self._qkv(normed).view(len(x), -1, self._head_dim)
@@ -99,7 +100,8 @@ class Layer:
 
 
 class FusedDecoder:
-    """A whole model. Takes the weights layer by layer: `structure` is empty afterwards."""
+    """A whole model. It takes the weights out of `structure` layer by layer, so `structure` is empty
+    afterwards."""
 
     def __init__(self, structure: ModelStructure, head_dim: int) -> None:
         self.embedding = structure.embedding
@@ -120,8 +122,8 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """Return [N, vocabulary] logits. Arguments as in `BatchedModel`.
 
-        On a GPU it waits for nothing and decides nothing by the contents of tensors, so that it can be
-        captured. Models whose rotation would do so are refused (`capability_probes.py`).
+        A CUDA graph can capture it: it never waits for the GPU, and makes the same calls whatever tensors
+        contain. `capability_probes.py` refuses models whose rotation does otherwise.
         """
         embedded = functional.embedding(tokens[0], self.embedding)
         cos, sin = self._rotary(embedded, positions)

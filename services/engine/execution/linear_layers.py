@@ -15,7 +15,7 @@ row. So one copy of the weights serves prefill and decode."""
 
 
 class Linear(Protocol):
-    """`rows` [T, in], contiguous or not, to a new tensor [T, out]."""
+    """Multiplies `rows` [T, in], contiguous or not, by a weight. Returns a new tensor [T, out]."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
@@ -32,7 +32,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """A linear layer over oneDNN's own layout."""
+    """A linear layer whose weight is in oneDNN's own layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BATCH)
@@ -46,7 +46,8 @@ class PackedLinear:
 
 
 def fused_linear(parts: list[nn.Linear]) -> Linear:
-    """Return one product for several linear layers of the same input. Their results are side by side.
+    """Return one layer that computes several linear layers of the same input, with their results side by
+    side.
 
     Joined and repacked weights are copies: drop `parts` afterwards.
     """

@@ -24,16 +24,16 @@ HEAD_NORMS: Final = {"q_norm", "k_norm"}
 GATED: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
 CAP: Final = "final_logit_softcapping"
-"""Name of a bound of logits. It and FACTORS are settings that some definitions apply between their parts. In
-bfloat16 a comparison would accept a factor near 1."""
+"""Name of a setting that bounds logits. Some definitions apply it, and the settings in FACTORS, between their
+parts. In bfloat16 a comparison would not notice a factor near 1."""
 ROTATION_TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.02}
 """Largest relative change of a query's or key's length by a rotation, by number format."""
 ROTATED_TOKENS: Final = 8
-"""Tokens for which that is checked."""
+"""Tokens for which the lengths before and after rotation are compared."""
 
 
 class UnknownStructure(Exception):
-    """A definition has other parts. The text names the first of them."""
+    """A definition has parts that our own executions do not compute. The message names the first of them."""
 
 
 @dataclass(frozen=True, slots=True)

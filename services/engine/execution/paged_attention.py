@@ -40,7 +40,7 @@ class AttentionFunction(Protocol):
         value: torch.Tensor,
         options: dict[str, Any],
     ) -> torch.Tensor:
-        """Return [1, T, query heads, head_dim].
+        """Return the attention results [1, T, query heads, head_dim].
 
         `query`: [1, query heads, T, head_dim]. `key`, `value`: [1, kv heads, T, head_dim].
         `options`: all other arguments that the model's definition passes to its attention.
@@ -52,7 +52,7 @@ _attend: ContextVar[AttentionFunction] = ContextVar("attend")
 
 @contextmanager
 def use_attention(attend: AttentionFunction) -> Iterator[None]:
-    """Make models with our attention call `attend` in this context, on this thread."""
+    """Make definitions that use our attention call `attend` within the context, on this thread."""
     token = _attend.set(attend)
     try:
         yield
@@ -68,7 +68,8 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for the model library. Raises LookupError outside `use_attention`."""
+    """Pass the library's attention call on to the function given to `use_attention`. Raises LookupError
+    outside it."""
     return _attend.get()(module, query, key, value, {**options, MASK: attention_mask}), None
 
 
@@ -81,7 +82,7 @@ class PagedAttention:
     def __init__(
         self, plan: AttentionMetadata, cache: PagedKvCache, spans: Mapping[int, AttentionSpan]
     ) -> None:
-        """`spans`: by layer id, of the layers whose tokens do not see everything before them."""
+        """`spans`: attention spans by layer id. Layers not in it see all earlier tokens."""
         self._plan = plan
         self._cache = cache
         self._spans = spans
@@ -103,10 +104,11 @@ class PagedAttention:
     def attend(
         self, layer: int, query: torch.Tensor, entries: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Return [T, query heads, head_dim].
+        """Store the step's keys and values of a layer in its pages. Return the attention results [T, query
+        heads, head_dim].
 
-        `query`: [T, query heads, head_dim]. `entries`: [T, planes * kv heads, head_dim], keys before values.
-        `attention`: options of the layer, without its span.
+        `query`: [T, query heads, head_dim]. `layer`: its id. `entries`: [T, planes * kv heads, head_dim],
+        keys before values. `attention`: options of the layer, without its span.
         """
         if layer in self._spans:
             attention = replace(attention, span=self._spans[layer])
@@ -132,9 +134,10 @@ class PagedAttention:
     def _attend_group(
         self, layer: int, group: DecodeGroup | PagedRows, query: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Attend by the group's kernel, or in one batched product for rows of one token.
+        """Attend with the rows of `group`: by a kernel that reads pages, or in one batched product for rows
+        of one token.
 
-        In the product the query heads that share a KV head are the rows of one matrix.
+        In the product, query heads that share a KV head are rows of one matrix.
         """
         if isinstance(group, PagedRows):
             keys, values = self._cache.keys_and_values(layer)
@@ -153,7 +156,7 @@ class PagedAttention:
 
 
 def _capped(scores: torch.Tensor, attention: LayerAttention) -> torch.Tensor:
-    """Apply the soft cap in place."""
+    """Apply the layer's soft cap to `scores` in place, if it has one."""
     cap = attention.softcap
     return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
@@ -176,7 +179,7 @@ def _attend_row(
 ) -> None:
     """Attend with one row's tokens, which are the last of `keys` and `values` [kv heads, S, head_dim].
 
-    Writes to `out`. All query heads of a KV head share its keys and values.
+    Writes the results to `out`. All query heads of a KV head share its keys and values.
     """
     query = folded[:, :, part.begin : part.end]
     target = out[part.begin : part.end]
@@ -204,7 +207,8 @@ def _attend_in_blocks(
     values: torch.Tensor,
     attention: LayerAttention,
 ) -> None:
-    """Attend with BLOCK tokens at a time, all heads at once, and skip keys that none of them sees.
+    """Attend with one row's tokens, BLOCK at a time with all heads at once. Skip keys that no token of a
+    block sees.
 
     torch's own attention on CPUs multiplies head by head and in smaller pieces, whose overhead is as large as
     their computation.

@@ -12,7 +12,7 @@ from baton.engine_interface import Row
 
 
 class UnsupportedAttention(Exception):
-    """A kernel lacks an attention option. The text names the option."""
+    """A kernel lacks an attention option. The message names the option."""
 
 
 class PagedKernel(Protocol):
@@ -26,7 +26,7 @@ class PagedKernel(Protocol):
         rows: "PagedRows",
         attention: LayerAttention,
     ) -> torch.Tensor:
-        """Return [T, query heads, head_dim].
+        """Return the attention results [T, query heads, head_dim].
 
         `query`: [T, query heads, head_dim], the rows' tokens, row after row.
         `keys`, `values`: [pages, page_tokens, kv heads, head_dim] of one layer, strided, the whole cache. The
@@ -43,7 +43,8 @@ class PagedRows:
     end: int
     """Their tokens in the flat batch are [begin, end)."""
     begins: torch.Tensor
-    """[N + 1] int32: where each row's tokens begin among these, and where the last row ends."""
+    """[N + 1] int32: index at which each row's tokens begin among the tokens of these rows, and at which the
+    last row ends."""
     stops: torch.Tensor
     """[N] int32: number of tokens in each row's pages. The row's own tokens are the last of them."""
     tables: torch.Tensor
@@ -55,12 +56,12 @@ class PagedRows:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Return the kernel's result. Arguments as in `PagedKernel`."""
+        """Return the attention results of these rows. Arguments as in `PagedKernel`."""
         return self.kernel(query, keys, values, self, attention)
 
 
 def pack(rows: abc.Sequence[Row], page_tokens: int) -> list[int]:
-    """Return the numbers that `unpack` takes for these rows, as one list."""
+    """Return page tables, lengths and borders of `rows` as one list of integers, which `unpack` takes."""
     begins = accumulate((row.stop - row.start for row in rows), initial=0)
     pages = max(-(-row.stop // page_tokens) for row in rows)
     return [*begins, *(row.stop for row in rows), *page_table(rows, pages, page_tokens)]
@@ -69,7 +70,7 @@ def pack(rows: abc.Sequence[Row], page_tokens: int) -> list[int]:
 def unpack(
     packed: torch.Tensor, rows: abc.Sequence[Row], begin: int, end: int, kernel: PagedKernel
 ) -> PagedRows:
-    """Return `rows` for a kernel.
+    """Return `rows` in the form that `kernel` reads.
 
     `packed`: result of `pack`, on the device. `begin`, `end`: the rows' tokens in the flat batch.
     """

@@ -72,8 +72,8 @@ class LibraryDefinition:
     ) -> torch.Tensor:
         """Return [T, vocabulary] logits of `tokens` [1, T], or [1, vocabulary] of the `last` token only.
 
-        `begin`: position of the first token. `store`: keeps keys and values. Without it the definition counts
-        the positions itself.
+        `begin`: position of the first token. `store`: stores new keys and values, and returns those of all
+        tokens. If None, the definition gets no cache and counts positions itself.
         """
         stop = begin + tokens.shape[1]
         given: dict[str, Any] = {"use_cache": store is not None}
@@ -117,7 +117,7 @@ class RowByRowRunner(StatelessRunner):
         """Do nothing: rows are not recorded."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
-        """Return logits as `Runner.logits` does. Drafts are computed in the row that has them."""
+        """Return logits as `Runner.logits` does. Draft tokens are computed together with their row."""
         logits = [self._row_logits(row) for row in rows]
         return torch.cat(logits) if logits else self._cache.tensor.new_empty(0, self._vocab_size)
 

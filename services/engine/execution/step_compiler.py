@@ -47,7 +47,7 @@ AVX512: Final = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "fma3")
 AMX: Final = ("amx_tile", "amx_bf16")
 MACHINE: Final = "x86_64"
 CODES: Final = torch.int8
-"""Stands for quantized weights: codes of 8 or 4 bits with scales of their own."""
+"""Dtype that stands for quantized weights: codes of 8 or 4 bits with scales of their own."""
 OPTIONS: Final = {"fma3": "fma", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16"}
 """The compiler's names of instruction sets that torch names otherwise."""
 WRITABLE_BY_OTHERS: Final = 0o022
@@ -61,7 +61,7 @@ XTILEDATA: Final = 18
 
 
 class KernelUnavailable(Exception):
-    """There is no kernel for this machine. The text says why."""
+    """There is no compiled step for this machine. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Build:
 
     @property
     def rows(self) -> int:
-        """Most rows that are multiplied at once."""
+        """Most rows of input that are multiplied by a weight at once."""
         return 32 if set(AMX) <= set(self.needs) else 8
 
     @property
@@ -142,9 +142,9 @@ class Kernel:
 
 @cache
 def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
-    """Return the compiled function of the best variant that can be had, loaded once in a process.
+    """Return the compiled function of the best variant that this machine can run, loaded once in a process.
 
-    Raises KernelUnavailable with the reason against the best variant.
+    Raises KernelUnavailable with the reason why the best variant cannot be used.
     """
     failed: list[KernelUnavailable] = []
     for build in supported_builds(numbers):
@@ -171,7 +171,8 @@ def _request_tiles(build: Build) -> None:
 
 
 def load_or_compile(build: Build) -> Any:
-    """Return the function, compiling it now if it is not there yet. Raises KernelUnavailable."""
+    """Return the compiled function of `build`, compiling it first if no library is cached. Raises
+    KernelUnavailable."""
     try:
         prebuilt, cached = SOURCE.with_name(build.name), cache_root() / "kernels" / build.name
         if prebuilt.is_file():
@@ -194,8 +195,8 @@ def load_or_compile(build: Build) -> Any:
 def _alone(directory: Path) -> Iterator[None]:
     """Wait until no other process compiles into `directory`, and exclude others within the context.
 
-    After `WAIT_S`, and on file systems that lock no directories, several may compile. That costs time, and
-    the last result stays.
+    After `WAIT_S`, and on file systems that lock no directories, several processes may compile. That only
+    costs time: the last library replaces the others.
     """
     handle = os.open(directory, os.O_RDONLY)
     try:
@@ -214,8 +215,10 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def compile_kernel(build: Build, target: Path) -> Any:
-    """Compile the library to `target`, which appears once it was loaded. Raises KernelUnavailable or
-    OSError."""
+    """Compile the library to the file `target`, which appears only after the library was loaded as a test.
+
+    Raises KernelUnavailable or OSError.
+    """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise KernelUnavailable(f"there is no C compiler ({' or '.join(COMPILERS)})")

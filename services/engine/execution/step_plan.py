@@ -23,16 +23,17 @@ PADDING_MAX: Final = 24
 
 
 class AttentionMasks:
-    """Additive masks of the same tokens, one for each span that a layer has. Each is made on first use."""
+    """Additive attention masks of the same tokens, one for each span among the layers. Each mask is made on
+    first use."""
 
     def __init__(self, make: abc.Callable[[AttentionSpan | None], torch.Tensor], width: int) -> None:
-        """`make`: returns the mask for a span. `width`: key positions of a mask."""
+        """`make`: returns the mask for a span. `width`: number of key positions in a mask."""
         self._make = make
         self._width = width
         self._made: dict[AttentionSpan | None, torch.Tensor] = {}
 
     def of(self, span: AttentionSpan | None) -> torch.Tensor:
-        """Return the mask for `span`. A span as wide as the mask is the same as none."""
+        """Return the mask for `span`. A span that hides no key of the mask counts as none."""
         if span is not None and not span.binds(self._width):
             span = None
         if span not in self._made:
@@ -59,13 +60,13 @@ class DecodeGroup:
     """[kv heads * B, 1, S], added to the scores: 0 for visible keys, -inf for others."""
 
     def fold(self, query: torch.Tensor) -> torch.Tensor:
-        """Reshape [B, query heads, head_dim] to [kv heads * B, query heads per kv head, head_dim]."""
+        """Reshape queries [B, query heads, head_dim] to [kv heads * B, query heads per kv head, head_dim]."""
         rows, _, head_dim = query.shape
         folded = query.view(rows, len(self.keys) // rows, -1, head_dim)
         return folded.transpose(0, 1).reshape(len(self.keys), -1, head_dim)
 
     def unfold(self, attended: torch.Tensor) -> torch.Tensor:
-        """Reverse `fold`."""
+        """Reshape attention results to [B, query heads, head_dim]. The reverse of `fold`."""
         rows, head_dim = self.end - self.begin, attended.shape[2]
         return attended.view(len(self.keys) // rows, rows, -1, head_dim).transpose(0, 1).flatten(1, 2)
 
@@ -111,13 +112,15 @@ class AttentionMetadata:
     continued: tuple[ContinuedRow, ...]
     firsts: tuple[FirstRow, ...]
     keep: torch.Tensor
-    """[N] places in the flat batch whose logits are wanted, in the order of the step's rows and positions."""
+    """[N] indices in the flat batch of tokens whose logits are wanted, in the order of the step's rows and
+    positions."""
 
 
 def make_plan(
     rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, kernel: PagedKernel | None = None
 ) -> AttentionMetadata:
-    """Lay out the checked `rows` of a step. `kernel`: attends to all rows in their pages."""
+    """Lay out the checked `rows` of a step as one flat batch. `kernel`: reads the pages of all rows in place,
+    if given."""
     size = cache.group.page_tokens
     single = sorted((row for row in rows if row.stop - row.start == 1), key=lambda row: -row.stop)
     longer = sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
@@ -173,7 +176,8 @@ def make_plan(
 
 
 def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
-    """Return the numbers that `plan_of_singles` takes, of rows of one token with up to `pages` pages."""
+    """Return the numbers that `plan_of_singles` takes as one list. `rows`: one token each. `pages`: most
+    pages of a row."""
     tokens = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
     written = (row.pages[row.start // page_tokens] for row in rows)
     return [*tokens, *(row.start for row in rows), *written, *page_table(rows, pages, page_tokens)]
@@ -184,8 +188,8 @@ def plan_of_singles(
 ) -> AttentionMetadata:
     """Lay out `rows` rows of one token as one group, in their order, with all logits wanted.
 
-    `packed`: result of `pack_singles`, on the device. Makes the same calls whatever the numbers are, so that
-    it can be captured.
+    `packed`: result of `pack_singles`, on the device. It makes the same calls whatever the numbers are, so
+    that a CUDA graph can capture it.
     """
     ids, where, pages, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
     group: DecodeGroup | PagedRows
@@ -208,7 +212,7 @@ def plan_of_singles(
 
 
 def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
-    """Return where each group ends in a descending list of page counts.
+    """Divide a descending list of page counts into groups. Return the index at which each group ends.
 
     A group is padded to its longest row. It ends where padding costs more than another group's calls.
     """
@@ -226,7 +230,10 @@ def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
 def attention_mask(
     positions: torch.Tensor, width: int, like: torch.Tensor, span: AttentionSpan | None = None
 ) -> torch.Tensor:
-    """Return [positions, width] in the dtype of `like`: 0 for visible keys, -inf for others."""
+    """Return a mask [positions, width] in the dtype of `like`: 0 for visible keys, -inf for others.
+
+    `positions`: of the queries. `width`: number of key positions. `span`: hides earlier keys, if given.
+    """
     hidden = torch.arange(width, device=positions.device) > positions[:, None]
     if span is not None:
         hidden |= span.hidden(positions, 0, width)
@@ -234,7 +241,7 @@ def attention_mask(
 
 
 class _Read(NamedTuple):
-    """Rows [first, end) of the layout that are read together, with a page table of equal counts."""
+    """Rows [first, end) of the flat batch whose pages are read together, with equal numbers of pages."""
 
     first: int
     end: int
@@ -242,7 +249,8 @@ class _Read(NamedTuple):
 
 
 def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
-    """Return the reads of a step without a kernel. The first `single_count` rows have one token each."""
+    """Return the page reads of a step that has no kernel for pages. The first `single_count` rows have one
+    token each."""
     reads: list[_Read] = []
     first = 0
     for end in groups_of_similar_length(lengths[:single_count]):
@@ -257,7 +265,7 @@ def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size:
 
 
 def _kernel_reads(laid: abc.Sequence[Row], single_count: int, size: int) -> list[_Read]:
-    """Return two reads: the rows of one token, and the longer ones."""
+    """Return the two page reads of a step with a kernel: the rows of one token, and the longer rows."""
     bounds = [each for each in ((0, single_count), (single_count, len(laid))) if each[0] < each[1]]
     return [_Read(*each, pack(laid[slice(*each)], size)) for each in bounds]
 
@@ -285,14 +293,16 @@ def _decode_group(
 def _continued_row(
     begin: int, end: int, pages: torch.Tensor, stop: int, positions: torch.Tensor, cache: PagedKvCache
 ) -> ContinuedRow:
-    """`stop`: position at which the row ends."""
+    """Return the layout of tokens [begin, end), a row that has earlier tokens in `pages`. `stop`: position at
+    which the row ends."""
     buffer, keys, values = _read_buffer(pages, len(cache.group.heads), cache)
     masks = _masks(begin, end, stop, positions, cache)
     return ContinuedRow(begin, end, pages, buffer, keys[:, :stop], values[:, :stop], masks)
 
 
 def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: PagedKvCache) -> AttentionMasks:
-    """Return the masks of tokens [begin, end) of the flat batch over all keys before position `stop`."""
+    """Return the attention masks of tokens [begin, end) of the flat batch over all keys before position
+    `stop`."""
     own, like = positions[begin:end], cache.tensor
     return AttentionMasks(lambda span: attention_mask(own, stop, like, span), stop)
 
@@ -300,7 +310,8 @@ def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: Page
 def _read_buffer(
     pages: torch.Tensor, matrices: int, cache: PagedKvCache
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a target for the cache's `read` of `pages`, and its keys and values as `matrices`."""
+    """Return an empty target for the cache's `read` of `pages`, and views of its keys and of its values as
+    `matrices` matrices."""
     entries = cache.group.page_tokens * cache.head_dim
     buffer = cache.tensor.new_empty(cache.planes, len(cache.group.heads), len(pages), entries)
     keys, values = buffer.view(cache.planes, matrices, -1, cache.head_dim)
@@ -308,5 +319,6 @@ def _read_buffer(
 
 
 def integers(values: list[int]) -> torch.Tensor:
-    """Return `values`, at least one, as int64 on the CPU. Takes an eighth of `torch.tensor`'s time."""
+    """Return `values`, a list that is not empty, as int64 on the CPU. Takes an eighth of `torch.tensor`'s
+    time."""
     return torch.frombuffer(array("q", values), dtype=torch.int64)

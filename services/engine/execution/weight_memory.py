@@ -12,19 +12,21 @@ import torch
 from baton.runtime.host_memory import HostMemory
 
 AREA_BYTES: Final = 64 << 20
-"""Bytes that are requested from the system at once. It provides what is written to."""
+"""Bytes that are requested from the system at once. It provides physical memory for those bytes that are
+written."""
 LINE_BYTES: Final = 64
 """Alignment of tensors: a cache line."""
 
 
 class WeightMemory:
-    """Allocates areas. An area is freed when no tensor in it is referenced any more."""
+    """Allocates memory for tensors in large areas. An area is freed when no tensor in it is referenced any
+    more."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy of `tensor`."""
+        """Return a contiguous copy of `tensor` in an area."""
         length = tensor.nbytes
         span = -(-length // LINE_BYTES) * LINE_BYTES
         if span > AREA_BYTES:
@@ -37,7 +39,7 @@ class WeightMemory:
 
 
 def _area(length: int) -> torch.Tensor:
-    """Return `length` bytes, from the C library if the system refuses a mapping of its own."""
+    """Return `length` new bytes, from the C library if the system refuses a memory mapping."""
     try:
         return torch.frombuffer(HostMemory(length).view, dtype=torch.uint8)
     except MemoryError:
