@@ -6,7 +6,9 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
+
+from typing_extensions import TypedDict
 
 INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "service_unavailable_error"
@@ -15,6 +17,18 @@ SERVER: Final = "server_error"
 CLIENT_GONE: Final = 499
 """Status counted for a request whose client was gone before its answer began. It is never sent."""
 NAME_SHOWN_MAX: Final = 128
+
+
+class Error(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    """Path of the field at fault, such as `messages[1].role`."""
+    code: str | None
+
+
+class ErrorAnswer(TypedDict):
+    error: Error
 
 
 class ApiError(Exception):
@@ -38,7 +52,7 @@ class ApiError(Exception):
         self.headers = headers
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorAnswer:
         return {
             "error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code},
         }

@@ -8,9 +8,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.api.answers import ChatAnswer, ChatChunk, CompletionAnswer, CompletionChunk
-from baton.api.chat.chat_rendering import ChatRendering
-from baton.api.completions.completion_rendering import CompletionRendering
+from baton.api.chat.chat_rendering import ChatAnswer, ChatChunk, ChatRendering
+from baton.api.completions.completion_rendering import (
+    CompletionAnswer,
+    CompletionChunk,
+    CompletionRendering,
+)
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
 from baton.api.http.http_exchange import HttpExchange

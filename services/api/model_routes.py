@@ -4,17 +4,58 @@ A model is described in OpenAI's and in Anthropic's fields at once: each client 
 """
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from typing_extensions import TypedDict
 
-from baton.api.answers import ModelCard, ModelCards, Release
 from baton.api.backend import Backend
 from baton.api.http.openapi_document import NAMING, describe
 from baton.api.model_interface import Model
 from baton.api.requests.meaning_reader import check_model
 from baton.api.requests.sampling_defaults import differing
 from baton.rooms.worker_facts import ServedEngine
+
+
+class EnginePromises(TypedDict):
+    engine: str | None
+    """Engine that computes. This and the next two are null while no worker is known."""
+    dtype: str | None
+    """Number format of keys and values."""
+    batch_invariant: bool | None
+    """Whether tokens depend neither on what is computed together nor on how prompts are divided."""
+
+
+class ModelCard(EnginePromises):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+    default_sampling_params: dict[str, Any]
+    quantize: str | None
+    """Format in which workers hold the weights. Null while no worker is known."""
+    type: Literal["model"]
+    """This field and the next ones are Anthropic's."""
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+    lifecycle: str
+
+
+class ModelCards(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
+class Release(TypedDict):
+    version: str
 
 
 def root_answer(release: str) -> dict[str, str]:
@@ -27,7 +68,7 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
     router = APIRouter()
     created_at = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def card(name: str) -> dict[str, Any]:
+    def card(name: str) -> ModelCard:
         return {
             "id": name,
             "object": "model",
@@ -48,13 +89,19 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
         }
 
     @router.get("/v1/models", **describe(answers=ModelCards))
-    async def models() -> dict[str, Any]:
+    async def models() -> ModelCards:
         names = model.names
-        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return {"object": "list", "data": [card(name) for name in names], **page}
+        cards = [card(name) for name in names]
+        return {
+            "object": "list",
+            "data": cards,
+            "has_more": False,
+            "first_id": names[0],
+            "last_id": names[-1],
+        }
 
     @router.get("/v1/models/{name:path}", **describe(answers=ModelCard, statuses=NAMING))
-    async def one_model(name: str) -> dict[str, Any]:
+    async def one_model(name: str) -> ModelCard:
         check_model(name, model.names)
         return card(name)
 
@@ -63,16 +110,16 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
         return model.tokenizer.info
 
     @router.get("/version", **describe(answers=Release))
-    async def version() -> dict[str, str]:
+    async def version() -> Release:
         return {"version": release}
 
     return router
 
 
-def _promises(engine: ServedEngine | None) -> dict[str, Any]:
+def _promises(engine: ServedEngine | None) -> EnginePromises:
     """Return what the workers promise, as fields of a model's card."""
     if engine is None:
-        return dict.fromkeys(("engine", "dtype", "batch_invariant"))
+        return {"engine": None, "dtype": None, "batch_invariant": None}
     return {
         "engine": engine.name or None,
         "dtype": engine.dtype,

@@ -1,14 +1,14 @@
 """Routes that tokenise and detokenise, in vLLM's formats."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
-from baton.api.answers import TextOfTokens, TokensOfText
 from baton.api.backend import Backend
 from baton.api.errors import invalid, too_long
 from baton.api.generation.prompt_encoder import PromptEncoder
@@ -18,6 +18,17 @@ from baton.api.model_interface import Model
 from baton.api.requests.meaning_reader import check_model, check_tools, offered_tools
 from baton.api.requests.token_ids import check_ids
 from baton.api.requests.token_requests import DetokenizeRequest, TokenizeRequest
+
+
+class TokensOfText(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TextOfTokens(TypedDict):
+    prompt: str
 
 
 def token_routes(backend: Backend, model: Model, prompts: PromptEncoder, bodies: RequestBodies) -> APIRouter:
@@ -33,14 +44,13 @@ def token_routes(backend: Backend, model: Model, prompts: PromptEncoder, bodies:
         if body.return_token_strs:
             _check_count(tokens, "return_token_strs", backend.limits().context_tokens)
         spellings = await prompts.spellings_of(request, tokens) if body.return_token_strs else None
-        return _json(
-            {
-                "count": len(tokens),
-                "max_model_len": backend.limits().context_tokens,
-                "tokens": tokens,
-                "token_strs": spellings,
-            }
-        )
+        answer: TokensOfText = {
+            "count": len(tokens),
+            "max_model_len": backend.limits().context_tokens,
+            "tokens": tokens,
+            "token_strs": spellings,
+        }
+        return _json(answer)
 
     @router.post("/v1/detokenize", include_in_schema=False)
     @router.post("/detokenize", **describe(DetokenizeRequest, TextOfTokens, statuses=TAKING))
@@ -49,7 +59,8 @@ def token_routes(backend: Backend, model: Model, prompts: PromptEncoder, bodies:
             check_model(body.model, model.names)
             _check_count(body.tokens, "tokens", backend.limits().context_tokens)
             check_ids(body.tokens, "tokens", model.vocabulary)
-        return _json({"prompt": await prompts.text_of(request, body.tokens)})
+        answer: TextOfTokens = {"prompt": await prompts.text_of(request, body.tokens)}
+        return _json(answer)
 
     return router
 
@@ -60,7 +71,7 @@ def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
         raise too_long(param, most, f"'{param}': these are {len(tokens)} tokens")
 
 
-def _json(body: dict[str, Any]) -> Response:
+def _json(body: Mapping[str, Any]) -> Response:
     """Return a JSON response. The framework's own would inspect each of a hundred thousand numbers."""
     return Response(to_json(body), media_type="application/json")
 

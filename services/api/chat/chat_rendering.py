@@ -2,25 +2,109 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Literal, NotRequired
 
-from baton.api.errors import ApiError
-from baton.api.generation.answer_stream import Usage
+from typing_extensions import TypedDict
+
+from baton.api.errors import ApiError, ErrorAnswer
+from baton.api.generation.answer_stream import TokenUsage, Usage
 from baton.api.generation.choice_assembler import (
     AnsweredCall,
     AnsweredCallDelta,
     AnsweredCallStart,
     ChoiceAssembler,
     Delta,
+    Finish,
+    StopFields,
 )
+from baton.api.generation.logprob_objects import ChatLogprobs, PromptLogprobs
 from baton.api.generation.logprobs import chat_logprobs, shown_scores, token_text
-from baton.api.generation.rendering import Collected, usage_of_chunk
+from baton.api.generation.rendering import AnswerHead, Collected, UsageSoFar, usage_of_chunk
 from baton.api.http.event_stream import PLAIN
 from baton.api.model_interface import Model
 from baton.api.requests.meaning import Meaning
 from baton.api.requests.schemas import ChatRequest
 from baton.api.requests.scored_prompts import ALL
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
+
+
+class MadeFunction(TypedDict):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class MadeCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: MadeFunction
+
+
+class AnswerMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None
+    """The name of reasoning that most clients read."""
+    reasoning: str | None
+    """The same by vLLM's newer name."""
+    tool_calls: NotRequired[list[MadeCall]]
+
+
+class ChatChoice(StopFields):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    token_ids: list[int] | None
+
+
+class ChatHead(AnswerHead):
+    prompt_token_ids: NotRequired[list[int] | None]
+
+
+class ChatAnswer(ChatHead):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    prompt_logprobs: PromptLogprobs | None
+
+
+class GrowingFunction(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+    """More of the arguments. All of a call join to JSON text."""
+
+
+class GrowingCall(TypedDict):
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: GrowingFunction
+
+
+class GrowingMessage(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+    reasoning_content: str | None
+    reasoning: str
+    tool_calls: list[GrowingCall]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: GrowingMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: NotRequired[int | str | None]
+    matched_stop: NotRequired[int | str | None]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatChunk(ChatHead, UsageSoFar):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
 
 
 class ChatRendering:
@@ -40,46 +124,51 @@ class ChatRendering:
         self._prompt_top = model.vocabulary if body.prompt_logprobs == ALL else body.prompt_logprobs
         self._token_ids = body.return_token_ids
         self.text_alone = not (self.shows_logprobs or self._token_ids or meaning.usage_so_far)
-        self._head = {
+        self._head: ChatHead = {
             "id": f"chatcmpl-{request_id}",
             "created": created_s,
             "model": body.model or model.name,
             "system_fingerprint": None,
         }
 
-    def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
-        chunk = self._chunk(choice, {"delta": {"role": "assistant", "content": "", "refusal": None}}, 0)
+    def opening(self, choice: ChoiceAssembler) -> list[ChatChunk]:
+        chunk = self._chunk(choice, {"role": "assistant", "content": "", "refusal": None}, 0)
         if self._token_ids:
             chunk["prompt_token_ids"] = list(choice.request.prompt)
         return [chunk]
 
-    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> ChatLogprobs | None:
         return chat_logprobs(delta.tokens, self._tokenizer, self._token_text) if self.shows_logprobs else None
 
-    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[ChatChunk]:
         shown = _shown(delta)
         if not shown and delta.tokens and (self.shows_logprobs or self._token_ids):
             shown = [{"content": ""}]
         if not shown and delta.finish is not None:
             shown = [{}]
-        pieces: list[dict[str, Any]] = []
-        for index, each in enumerate(shown):
-            pieces.append({"delta": each, "logprobs": None if index else self.logprobs(delta)})
+        chunks = [self._chunk(choice, each, choice.output_tokens) for each in shown]
+        for index, chunk in enumerate(chunks):
+            (piece,) = chunk["choices"]
+            piece["logprobs"] = None if index else self.logprobs(delta)
             if self._token_ids:
-                pieces[-1]["token_ids"] = [] if index else [token.id for token in delta.tokens]
+                piece["token_ids"] = [] if index else [token.id for token in delta.tokens]
         if delta.finish is not None:
-            pieces[-1] |= {"finish_reason": choice.reason(delta.finish), **choice.ended_by}
-        return [self._chunk(choice, piece, choice.output_tokens) for piece in pieces]
+            last, ended = chunks[-1]["choices"][0], choice.ended_by
+            last["finish_reason"] = choice.reason(delta.finish)
+            last["stop_reason"], last["matched_stop"] = ended["stop_reason"], ended["matched_stop"]
+        return chunks
 
-    def closing(self, usage: Usage) -> list[dict[str, Any]]:
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
-        return [{**chunk, "usage": usage.rendered()}] if self._meaning.usage_at_end else []
+    def closing(self, usage: Usage) -> list[ChatChunk]:
+        if not self._meaning.usage_at_end:
+            return []
+        counts = usage.rendered()
+        return [{**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counts}]
 
-    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+    def failure(self, error: ApiError) -> list[ErrorAnswer]:
         return [error.body]
 
-    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
-        reply: dict[str, Any] = {
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> ChatAnswer:
+        reply: ChatAnswer = {
             **self._head,
             "object": "chat.completion",
             "choices": [self._choice(part) for part in parts],
@@ -92,8 +181,8 @@ class ChatRendering:
             reply["prompt_logprobs"] = shown_scores(echo, self._prompt_top, self._token_text)
         return reply
 
-    def _choice(self, part: Collected) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+    def _choice(self, part: Collected) -> ChatChoice:
+        return {
             "index": part.choice.index,
             "message": _message(part),
             "logprobs": part.logprobs,
@@ -101,20 +190,32 @@ class ChatRendering:
             **part.choice.ended_by,
             "token_ids": [token.id for token in part.tokens] if self._token_ids else None,
         }
-        return choice
 
-    def _chunk(self, choice: ChoiceAssembler, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
-        shown = {"index": choice.index, "logprobs": None, "finish_reason": None, **piece}
-        shown["delta"] = {"reasoning_content": None, **piece["delta"]}
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [shown]}
-        return {**chunk, **usage_of_chunk(self._meaning, choice, tokens)}
+    def _chunk(self, choice: ChoiceAssembler, delta: GrowingMessage, tokens: int) -> ChatChunk:
+        piece: ChatChunkChoice = {
+            "index": choice.index,
+            "delta": {"reasoning_content": None, **delta},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return {
+            **self._head,
+            "object": "chat.completion.chunk",
+            "choices": [piece],
+            **usage_of_chunk(self._meaning, choice, tokens),
+        }
 
 
-def _message(part: Collected) -> dict[str, Any]:
+def _message(part: Collected) -> AnswerMessage:
     content, reasoning, calls = part.content, part.reasoning, part.calls
     is_empty = not content and bool(calls or reasoning)
-    message: dict[str, Any] = {"role": "assistant", "content": None if is_empty else content, "refusal": None}
-    message |= _reasoning(reasoning or None)
+    message: AnswerMessage = {
+        "role": "assistant",
+        "content": None if is_empty else content,
+        "refusal": None,
+        "reasoning_content": reasoning or None,
+        "reasoning": reasoning or None,
+    }
     if calls:
         message["tool_calls"] = [
             {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
@@ -123,17 +224,17 @@ def _message(part: Collected) -> dict[str, Any]:
     return message
 
 
-def _shown(delta: Delta) -> list[dict[str, Any]]:
+def _shown(delta: Delta) -> list[GrowingMessage]:
     """Return what a delta adds to the message, piece by piece."""
     if delta.parts is None:
         return [{"content": delta.text}] if delta.text else []
-    shown: list[dict[str, Any]] = []
+    shown: list[GrowingMessage] = []
     for part in delta.parts:
         match part:
             case ContentDelta(text):
                 shown.append({"content": text})
             case ReasoningDelta(text):
-                shown.append(_reasoning(text))
+                shown.append({"reasoning_content": text, "reasoning": text})
             case AnsweredCall(place, id_, name, arguments):
                 shown += [_begun(place, id_, name), _grown(place, arguments)]
             case AnsweredCallStart(place, id_, name):
@@ -143,15 +244,10 @@ def _shown(delta: Delta) -> list[dict[str, Any]]:
     return shown
 
 
-def _begun(place: int, id_: str, name: str) -> dict[str, Any]:
-    call = {"index": place, "id": id_, "type": "function", "function": {"name": name, "arguments": ""}}
-    return {"tool_calls": [call]}
+def _begun(place: int, id_: str, name: str) -> GrowingMessage:
+    function: GrowingFunction = {"name": name, "arguments": ""}
+    return {"tool_calls": [{"index": place, "id": id_, "type": "function", "function": function}]}
 
 
-def _grown(place: int, arguments: str) -> dict[str, Any]:
+def _grown(place: int, arguments: str) -> GrowingMessage:
     return {"tool_calls": [{"index": place, "function": {"arguments": arguments}}]}
-
-
-def _reasoning(text: str | None) -> dict[str, str | None]:
-    """Return reasoning under the name that most clients read, and under vLLM's newer one."""
-    return {"reasoning_content": text, "reasoning": text}

@@ -11,6 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from baton.api.backend import Backend, Hangup, TokenStream
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
@@ -19,6 +22,24 @@ from baton.api.http.metrics import HttpMetrics
 from baton.telemetry.histogram import LoopHistogram
 
 Emit = Callable[[ChoiceAssembler, Delta], Awaitable[None]]
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class TokenUsage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: NotRequired[PromptDetails]
+    completion_tokens_details: NotRequired[CompletionDetails]
+    reasoning_tokens: NotRequired[int]
+    """The same as in the details."""
 
 
 @dataclass(slots=True)
@@ -39,7 +60,7 @@ class Usage:
             if choice.counts_reasoning:
                 self.reasoning_tokens = (self.reasoning_tokens or 0) + choice.reasoning_tokens
 
-    def rendered(self) -> dict[str, object]:
+    def rendered(self) -> TokenUsage:
         counts = counted(self.prompt_tokens, self.completion_tokens)
         counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         if self.reasoning_tokens is not None:
@@ -48,7 +69,7 @@ class Usage:
         return counts
 
 
-def counted(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+def counted(prompt_tokens: int, completion_tokens: int) -> TokenUsage:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -5,7 +5,9 @@ Everything here depends on the tokens alone, not on how they were batched.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Literal, NamedTuple
+
+from typing_extensions import TypedDict
 
 from baton.api.backend import TokenBatch
 from baton.api.generation.prompt_echo import PromptEcho
@@ -24,8 +26,14 @@ from baton.api.tools.parsing.output_parts import (
 )
 from baton.rooms.request import FinishReason, Request, Token
 
-TOOL_CALLS: Final = "tool_calls"
-"""Finish reason of an answer that calls tools."""
+OutputFinish = Literal["stop", "length"]
+"""Finish reason of text."""
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class StopFields(TypedDict):
+    stop_reason: int | str | None
+    matched_stop: int | str | None
 
 
 class AnsweredCall(NamedTuple):
@@ -186,6 +194,11 @@ class ChoiceAssembler:
         return self._stops.matched is not None
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the choice."""
+        return self._stops.matched
+
+    @property
     def counts_reasoning(self) -> bool:
         return self._parsing is not None and self._parsing.counts_reasoning
 
@@ -200,7 +213,7 @@ class ChoiceAssembler:
         return self._stopped_by if self._stops.matched is None else self._stops.matched
 
     @property
-    def ended_by(self) -> dict[str, str | int | None]:
+    def ended_by(self) -> StopFields:
         """What ended the choice, in vLLM's and SGLang's fields. None before the end."""
         return {"stop_reason": self.stop_reason, "matched_stop": self.matched_stop}
 
@@ -209,10 +222,12 @@ class ChoiceAssembler:
         """The same in SGLang's sense, which includes end-of-sequence tokens."""
         return self._ended_by if self.stop_reason is None else self.stop_reason
 
-    def reason(self, finish: FinishReason) -> str:
+    def reason(self, finish: FinishReason) -> Finish:
         """Return the finish reason for the caller."""
+        if finish is not FinishReason.STOP:
+            return "length"
         ends = self.calls and self._parsing is not None and self._parsing.ends_by_calls
-        return TOOL_CALLS if ends and finish is FinishReason.STOP else finish.value
+        return "tool_calls" if ends else "stop"
 
     def take(self, batch: TokenBatch) -> Delta:
         """Add the next batch and return what it adds. Tokens after a completed stop string are dropped."""

@@ -1,8 +1,16 @@
 """Log-probabilities in the formats of OpenAI's APIs and of vLLM."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
+from baton.api.generation.logprob_objects import (
+    AlternativeLogprob,
+    ChatLogprobs,
+    ChosenLogprob,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+)
 from baton.api.generation.prompt_echo import PromptEcho
 from baton.api.text.tokenizer import Tokenizer
 from baton.rooms.request import Token
@@ -13,9 +21,9 @@ LOGPROB_MIN: Final = -9999.0
 """Log-probability shown for an impossible token: JSON has no infinity."""
 
 
-def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer, text: TokenText) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer, text: TokenText) -> ChatLogprobs:
     """Return `logprobs` of a chat choice. `bytes` are for tokens that hold a part of a character."""
-    content = [
+    content: list[ChosenLogprob] = [
         {
             **_entry(token.id, token.logprob, tokenizer, text),
             "top_logprobs": [_entry(id_, logprob, tokenizer, text) for id_, logprob in token.top],
@@ -25,7 +33,9 @@ def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer, text: TokenText
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], text: TokenText) -> dict[str, Any]:
+def completion_logprobs(
+    tokens: Sequence[Token], offsets: Sequence[int], text: TokenText
+) -> CompletionLogprobs:
     """Return `logprobs` of a completion choice. `top_logprobs` always has the chosen token, as OpenAI's
     does. It is null for a token without a log-probability: a prompt's first."""
     return {
@@ -54,7 +64,7 @@ def token_text(id_: int, tokenizer: Tokenizer, *, by_id: bool = False) -> str:
     return tokenizer.token_bytes(id_).decode(errors="backslashreplace")
 
 
-def _entry(id_: int, logprob: float | None, tokenizer: Tokenizer, text: TokenText) -> dict[str, Any]:
+def _entry(id_: int, logprob: float | None, tokenizer: Tokenizer, text: TokenText) -> AlternativeLogprob:
     return {
         "token": text(id_),
         "logprob": _shown(logprob),
@@ -73,10 +83,10 @@ def prompt_tokens(echo: PromptEcho, top: int) -> list[Token]:
     return [*map(Token, echo.prompt[:1]), *scored]
 
 
-def shown_scores(echo: PromptEcho, top: int, text: TokenText) -> list[dict[str, Any] | None]:
+def shown_scores(echo: PromptEcho, top: int, text: TokenText) -> PromptLogprobs:
     """Return `prompt_logprobs` in vLLM's format: for each token of the prompt, itself and `top`
     alternatives, by their ids. None for the first token."""
-    shown: list[dict[str, Any] | None] = [None]
+    shown: PromptLogprobs = [None]
     for token, score in zip(echo.prompt[1:], echo.scores, strict=True):
         entries = {str(token): _score(token, score.logprob, score.rank, text)}
         for rank, (each, logprob) in enumerate(score.top[:top], 1):
@@ -86,5 +96,5 @@ def shown_scores(echo: PromptEcho, top: int, text: TokenText) -> list[dict[str, 
     return shown
 
 
-def _score(token: int, logprob: float, rank: int, text: TokenText) -> dict[str, Any]:
+def _score(token: int, logprob: float, rank: int, text: TokenText) -> PromptLogprob:
     return {"logprob": max(logprob, LOGPROB_MIN), "rank": rank, "decoded_token": text(token)}

@@ -1,11 +1,13 @@
 """The interface between an answer and the format of the API that it is rendered in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol
+
+from typing_extensions import TypedDict
 
 from baton.api.errors import ApiError
-from baton.api.generation.answer_stream import Usage, counted
+from baton.api.generation.answer_stream import TokenUsage, Usage, counted
 from baton.api.generation.choice_assembler import (
     AnsweredCall,
     AnswerPart,
@@ -18,6 +20,20 @@ from baton.api.requests.meaning import Meaning
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason, Token
 
+Chunk = Mapping[str, Any]
+"""Data of one event: one of the API's own types."""
+
+
+class AnswerHead(TypedDict):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: None
+
+
+class UsageSoFar(TypedDict):
+    usage: NotRequired[TokenUsage | None]
+
 
 @dataclass(slots=True)
 class Collected:
@@ -25,7 +41,7 @@ class Collected:
 
     choice: ChoiceAssembler
     deltas: list[Delta] = field(default_factory=list)
-    shown_logprobs: list[dict[str, Any] | None] = field(default_factory=list)
+    shown_logprobs: list[Mapping[str, Any] | None] = field(default_factory=list)
     """Log-probabilities of each delta, as the API shows them."""
 
     @property
@@ -43,7 +59,7 @@ class Collected:
         return self.deltas[-1].finish if self.deltas else None
 
     @property
-    def logprobs(self) -> dict[str, Any] | None:
+    def logprobs(self) -> Any:
         """Log-probabilities of all tokens: each of their lists continues the one of the delta before."""
         known = [each for each in self.shown_logprobs if each is not None]
         if not known:
@@ -79,7 +95,7 @@ class Collected:
         )
 
 
-def usage_of_chunk(meaning: Meaning, choice: ChoiceAssembler, tokens: int) -> dict[str, Any]:
+def usage_of_chunk(meaning: Meaning, choice: ChoiceAssembler, tokens: int) -> UsageSoFar:
     """Return what a chunk of `choice` shows of the usage, after `tokens` of its output. How much of the
     prompt was cached is shown at the end."""
     if not meaning.usage_at_end:
@@ -88,7 +104,8 @@ def usage_of_chunk(meaning: Meaning, choice: ChoiceAssembler, tokens: int) -> di
 
 
 class Rendering(Protocol):
-    """One reply in the format of one API. Every method returns JSON-ready data. Its state is what a stream
+    """One reply in the format of one API. Every method returns JSON-ready data, typed as the
+    API's document describes it. Its state is what a stream
     has shown so far."""
 
     framing: Framing
@@ -100,22 +117,22 @@ class Rendering(Protocol):
         """Whether the chunks of an unfinished delta show only its text, and none without text. It stays
         true for a choice until one of its deltas has something else."""
 
-    def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
+    def opening(self, choice: ChoiceAssembler) -> Sequence[Chunk]:
         """Return the chunks before a choice's first delta."""
 
-    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> Mapping[str, Any] | None:
         """Return a delta's log-probabilities, if the caller asked for them."""
 
-    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Sequence[Chunk]:
         """Return a delta's chunks; none if it has nothing to show yet."""
 
-    def closing(self, usage: Usage) -> list[dict[str, Any]]:
+    def closing(self, usage: Usage) -> Sequence[Chunk]:
         """Return the chunks after the last choice has finished."""
 
-    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+    def failure(self, error: ApiError) -> Sequence[Chunk]:
         """Return the chunks that end a stream which breaks off."""
 
-    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> Mapping[str, Any]:
         """Return the reply that is not streamed."""
 
 

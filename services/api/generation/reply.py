@@ -6,7 +6,7 @@ with the first token, or when nothing was sent for a while.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -90,7 +90,7 @@ class WholeReply(Response):
             body = await self._body()
         await Response(to_json(body), media_type="application/json")(scope, receive, send)
 
-    async def _body(self) -> dict[str, Any]:
+    async def _body(self) -> Mapping[str, Any]:
         answering = self._answering
         rendering = answering.rendering
         parts = {choice.index: Collected(choice) for choice in answering.choices}
@@ -148,7 +148,7 @@ class StreamedReply(Response):
                     await stream.write(event.of(text))
                 return
             texts.pop(choice.index, None)
-            chunks = []
+            chunks: list[Mapping[str, Any]] = []
             if choice.index not in opened:
                 opened.add(choice.index)
                 chunks += rendering.opening(choice)

@@ -13,7 +13,7 @@ from baton.api.errors import ApiError
 class ErrorFormat:
     """How one API writes errors and request ids."""
 
-    error: Callable[[ApiError, str], dict[str, Any]]
+    error: Callable[[ApiError, str], Mapping[str, Any]]
     """Makes the body of an error, with the request's id."""
     id_header: str = "x-request-id"
     """A second response header for the request id."""

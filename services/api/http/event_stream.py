@@ -7,7 +7,7 @@ event without meaning (`silence-is-spoken`).
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ class Framing:
     keep_alive: bytes = b": keep-alive\n\n"
     """What clients skip, sent while nothing else is."""
 
-    def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+    def events(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
         """Return the bytes of chunks as events. ASCII only, because some clients split lines at U+2028."""
         if self.named:
             return b"".join(
@@ -128,7 +128,7 @@ class TextEvent:
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, framing: Framing, render: Callable[[str], Iterable[dict[str, Any]]]) -> None:
+    def __init__(self, framing: Framing, render: Callable[[str], Iterable[Mapping[str, Any]]]) -> None:
         """`render`: makes the chunks of a text, which hold it once."""
         self._before, self._after = framing.events(render(MARK)).split(encode(MARK).encode())
 

@@ -25,6 +25,9 @@ FAULT_STATUS: Final = 500
 
 DROPPED_CHARS_MAX: Final = 1024
 
+RenderFailure = Callable[[ApiError], Sequence[Mapping[str, Any]]]
+"""Makes the last chunks of a stream after an error."""
+
 log = Log(__name__)
 
 
@@ -56,7 +59,7 @@ class HttpExchange:
     """Sends the response."""
     events: EventStream | None = None
     """The response, if it is a stream of events."""
-    render_failure: Callable[[ApiError], list[dict[str, Any]]] | None = None
+    render_failure: RenderFailure | None = None
     """Makes the last chunks of `events` after an error."""
     dropped_tools: str = ""
     """Tools of the request that are not served and were left out."""
@@ -76,9 +79,7 @@ class HttpExchange:
         """Return the response for an error, in the format of the caller's API."""
         return self.error_format.answer(error, self.request_id)
 
-    def begin_events(
-        self, framing: Framing, render_failure: Callable[[ApiError], list[dict[str, Any]]], silence_s: float
-    ) -> None:
+    def begin_events(self, framing: Framing, render_failure: RenderFailure, silence_s: float) -> None:
         """Make the response a stream of events, which sends keep-alives from now on.
 
         `render_failure`: makes the last chunks after an error. `silence_s`: longest time without a byte,

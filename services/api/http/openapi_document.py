@@ -1,7 +1,8 @@
 """The document at `/openapi.json`: request bodies, answers and errors of each route.
 
 A route describes itself in its decorator: `**describe(Body, Answer, statuses=GENERATING)`. Bodies are the
-schemas that validate them, so the document says what is accepted. What holds for every route is added here.
+schemas that validate them, and answers are the types that renderings return, which mypy checks. What holds
+for every route is added here.
 """
 
 import json
@@ -12,9 +13,9 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
-from baton.api.answers import ErrorAnswer
+from baton.api.errors import ErrorAnswer
 from baton.api.requests.schemas import Shape
 
 REFERENCE: Final = "#/components/schemas/{model}"
@@ -41,21 +42,24 @@ GENERATING: Final = (*TAKING, 503)
 KEY: Final = "key"
 BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
-_shapes: dict[str, type[BaseModel]] = {}
+AnswerType = Any
+"""A `TypedDict`, or a union of some that has a name."""
+
+_shapes: dict[str, AnswerType] = {}
 """Schemas that routes refer to, by name."""
 
 
 def describe(
     takes: type[Shape] | None = None,
-    answers: type[BaseModel] | None = None,
+    answers: AnswerType | None = None,
     *,
-    events: type[BaseModel] | None = None,
+    events: AnswerType | None = None,
     statuses: Sequence[int] = (),
-    errors: type[BaseModel] = ErrorAnswer,
+    errors: AnswerType = ErrorAnswer,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of a route's decorator. `takes`: schema of the body. `answers`: schema
-    of a 200. `events`: schema of a stream's events. `statuses`: error statuses in addition to `ANY`.
-    `errors`: schema of errors."""
+    """Return the keyword arguments of a route's decorator. `takes`: schema of the body. `answers`: type of
+    a 200. `events`: type of a stream's events. `statuses`: error statuses in addition to `ANY`. `errors`:
+    type of errors."""
     error = {"application/json": {"schema": _referred(errors)}}
     responses: dict[int | str, dict[str, Any]] = {
         status: {"description": STATUSES[status], "content": error} for status in sorted({*ANY, *statuses})
@@ -82,7 +86,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             _complete(operation, error)
     shapes: dict[str, Any] = {}
     for name in sorted(set(REFERRED.findall(json.dumps(made["paths"]))) & set(_shapes)):
-        _add(_schema_of(_shapes[name]), shapes)
+        _add(name, _schema_of(_shapes[name]), shapes)
     made["components"] = {
         "schemas": shapes,
         "securitySchemes": {KEY: {"type": "http", "scheme": "bearer"}},
@@ -91,11 +95,12 @@ def document(app: FastAPI) -> dict[str, Any]:
     return made
 
 
-def _referred(shape: type[BaseModel]) -> dict[str, Any]:
+def _referred(shape: AnswerType) -> dict[str, Any]:
     """Return the reference to a schema. Two schemas that routes refer to must have two names."""
-    if _shapes.setdefault(shape.__name__, shape) is not shape:
-        raise AssertionError(f"two shapes are called {shape.__name__}")
-    return {"$ref": REFERENCE.format(model=shape.__name__)}
+    name: str = shape.__name__
+    if _shapes.setdefault(name, shape) is not shape:
+        raise AssertionError(f"two shapes are called {name}")
+    return {"$ref": REFERENCE.format(model=name)}
 
 
 def _complete(operation: dict[str, Any], error: dict[str, Any]) -> None:
@@ -106,17 +111,21 @@ def _complete(operation: dict[str, Any], error: dict[str, Any]) -> None:
         responses.setdefault(str(status), {"description": STATUSES[status], "content": content})
 
 
-def _add(schema: dict[str, Any], shapes: dict[str, Any]) -> None:
-    """Add a schema and its definitions to `shapes`, by their names, which are unique."""
-    shapes |= schema.get("$defs", {})
-    shapes[schema["title"]] = {name: value for name, value in schema.items() if name != "$defs"}
+def _add(name: str, schema: dict[str, Any], shapes: dict[str, Any]) -> None:
+    """Add a schema and its definitions to `shapes`, by their names. Raises AssertionError for two schemas
+    of one name."""
+    own = {name: {key: value for key, value in schema.items() if key != "$defs"}}
+    for each, shape in (own | schema.get("$defs", {})).items():
+        if shapes.setdefault(each, shape) != shape:
+            raise AssertionError(f"two shapes are called {each}")
 
 
 @cache
-def _schema_of(shape: type[BaseModel]) -> dict[str, Any]:
+def _schema_of(shape: AnswerType) -> dict[str, Any]:
     """JSON schema of a body as it is accepted, ignored fields included, or of an answer as it is sent."""
-    if not issubclass(shape, Shape):
-        return shape.model_json_schema(ref_template=REFERENCE, mode="serialization")
+    if not isinstance(shape, type) or not issubclass(shape, Shape):
+        answer = TypeAdapter(shape).json_schema(ref_template=REFERENCE, mode="serialization")
+        return {"title": shape.__name__, **answer}
     schema: dict[str, Any] = _bounded(shape.model_json_schema(ref_template=REFERENCE))
     fields = schema["properties"]
     for name in sorted(shape.unserved.ignored):
@@ -128,8 +137,10 @@ def _schema_of(shape: type[BaseModel]) -> dict[str, Any]:
 
 def _bounded(schema: Any) -> Any:
     """Return the schema with bounds named as in JSON Schema. The library keeps its own names where a number
-    is converted first."""
+    is converted first. A value may match several schemas of a union that a function chooses from."""
     match schema:
+        case {"oneOf": schemas, **others} if "discriminator" not in others:
+            return _bounded({**others, "anyOf": schemas})
         case dict():
             return {
                 BOUNDS[name] if name in BOUNDS and isinstance(each, int | float) else name: _bounded(each)

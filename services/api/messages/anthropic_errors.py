@@ -6,7 +6,9 @@ It has no field for the parameter at fault, so the message names it. The code is
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from baton.api.errors import ApiError
 from baton.api.http.error_format import OPENAI, ErrorFormat
@@ -28,7 +30,25 @@ TOO_LONG: Final = "prompt is too long"
 """Words by which agents know that they have to shorten their conversation."""
 
 
-def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:
+class MessagesCode(TypedDict):
+    error_code: str
+
+
+class MessagesFault(TypedDict):
+    type: str
+    message: str
+    details: NotRequired[MessagesCode]
+
+
+class MessagesError(TypedDict):
+    """An error in Anthropic's format."""
+
+    type: Literal["error"]
+    error: MessagesFault
+    request_id: str
+
+
+def anthropic_error(error: ApiError, request_id: str) -> MessagesError:
     """Return the body of an error, which is also the last event of a stream that broke off."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = str(error)
@@ -36,7 +56,7 @@ def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:
         message = f"{TOO_LONG}: {message}"
     elif error.param is not None and error.param not in message:
         message = f"'{error.param}': {message}"
-    shown: dict[str, Any] = {"type": kind, "message": message}
+    shown: MessagesFault = {"type": kind, "message": message}
     if error.code is not None:
         shown["details"] = {"error_code": error.code}
     return {"type": "error", "error": shown, "request_id": request_id}

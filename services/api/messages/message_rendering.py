@@ -5,8 +5,8 @@ opens a block, adds to it, and closes it before the next one. Cached tokens of a
 separately, as Anthropic does.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage
@@ -22,6 +22,19 @@ from baton.api.generation.choice_assembler import (
 from baton.api.generation.rendering import Collected
 from baton.api.http.event_stream import Framing
 from baton.api.messages.anthropic_errors import anthropic_error
+from baton.api.messages.message_objects import (
+    AnyDelta,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    MessageEnd,
+    MessageHead,
+    MessagesAnswer,
+    MessagesEvent,
+    MessagesUsage,
+    StopReason,
+)
 from baton.api.messages.message_request import MessagesRequest
 from baton.api.requests.call_arguments import complete_part
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
@@ -33,7 +46,7 @@ UNSIGNED: Final = "unsigned"
 """Signature of all reasoning. Anthropic's shows that reasoning was not changed. Here callers may write any
 history. Clients drop reasoning without a signature."""
 
-Chunks = list[dict[str, Any]]
+Chunks = list[MessagesEvent]
 
 
 class MessagesRendering:
@@ -45,7 +58,12 @@ class MessagesRendering:
     def __init__(self, body: MessagesRequest, request_id: str) -> None:
         self._body = body
         self._request_id = request_id
-        self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": body.model}
+        self._head: MessageHead = {
+            "id": f"msg_{request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": body.model,
+        }
         self._hides = body.thinking is not None and body.thinking.display == "omitted"
         self._place = -1
         """Index of the last block."""
@@ -59,7 +77,7 @@ class MessagesRendering:
 
     def opening(self, choice: ChoiceAssembler) -> Chunks:
         usage = _usage(len(choice.request.prompt), 0, 0)
-        message: dict[str, Any] = {
+        message: MessagesAnswer = {
             **self._head,
             "content": [],
             "stop_reason": None,
@@ -68,7 +86,7 @@ class MessagesRendering:
         }
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
-    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> None:
         """Return None: this API has no log-probabilities."""
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Chunks:
@@ -106,7 +124,7 @@ class MessagesRendering:
     def failure(self, error: ApiError) -> Chunks:
         return [anthropic_error(error, self._request_id)]
 
-    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> MessagesAnswer:
         (part,) = parts
         return {
             **self._head,
@@ -115,11 +133,11 @@ class MessagesRendering:
             "usage": _counted(usage),
         }
 
-    def _opened(self, block: Mapping[str, Any]) -> dict[str, Any]:
+    def _opened(self, block: Block) -> BlockStart:
         self._place += 1
         return {"type": "content_block_start", "index": self._place, "content_block": block}
 
-    def _added(self, delta: Mapping[str, Any]) -> dict[str, Any]:
+    def _added(self, delta: AnyDelta) -> BlockDelta:
         return {"type": "content_block_delta", "index": self._place, "delta": delta}
 
     def _closed(self) -> Chunks:
@@ -127,51 +145,52 @@ class MessagesRendering:
         was, self._open = self._open, None
         if was is None:
             return []
-        signed = (
+        signed: Chunks = (
             [self._added({"type": "signature_delta", "signature": UNSIGNED})] if was is ReasoningDelta else []
         )
         return [*signed, self._stopped()]
 
-    def _stopped(self) -> dict[str, Any]:
+    def _stopped(self) -> BlockStop:
         return {"type": "content_block_stop", "index": self._place}
 
     def _ready(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> Chunks:
         """Return the events that open a block of this type, if none is open."""
         if self._open is kind:
             return []
-        chunks = [*self._closed(), self._opened(_EMPTY[kind])]
+        chunks: Chunks = [*self._closed(), self._opened(_empty(kind))]
         self._open = kind
         return chunks
 
-    def _call(self, id_: str, name: str) -> dict[str, Any]:
+    def _call(self, id_: str, name: str) -> BlockStart:
         return self._opened({"type": "tool_use", "id": id_, "name": name, "input": {}})
 
-    def _argued(self, arguments: str) -> dict[str, Any]:
+    def _argued(self, arguments: str) -> BlockDelta:
         return self._added({"type": "input_json_delta", "partial_json": arguments})
 
-    def _blocks(self, part: Collected) -> list[dict[str, Any]]:
-        blocks: list[dict[str, Any]] = []
+    def _blocks(self, part: Collected) -> list[Block]:
+        blocks: list[Block] = []
         for each in whole_calls(_parts(part.text, part.parts)):
-            last: dict[str, Any] = blocks[-1] if blocks else {"type": ""}
+            last = blocks[-1] if blocks else None
             match each:
                 case AnsweredCall(_, id_, name, arguments):
                     given = complete_part(arguments)
                     blocks.append({"type": "tool_use", "id": id_, "name": name, "input": given})
-                case ContentDelta(text) if last["type"] == "text":
+                case ContentDelta(text) if last is not None and last["type"] == "text":
                     last["text"] += text
                 case ContentDelta(text):
                     blocks.append({"type": "text", "text": text.lstrip() if blocks else text})
                 case ReasoningDelta(text):
-                    thought = "" if self._hides else text
-                    if last["type"] == "thinking":
-                        last["thinking"] += thought
+                    thinking = "" if self._hides else text
+                    if last is not None and last["type"] == "thinking":
+                        last["thinking"] += thinking
                     else:
-                        blocks.append({"type": "thinking", "thinking": thought, "signature": UNSIGNED})
+                        blocks.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
         return blocks
 
-    def _why(self, choice: ChoiceAssembler, finish: FinishReason | None) -> dict[str, Any]:
+    def _why(self, choice: ChoiceAssembler, finish: FinishReason | None) -> MessageEnd:
         """Return why the answer ended."""
-        stopped = choice.stop_reason if choice.stopped else None
+        stopped = choice.stop_string
+        reason: StopReason
         if finish is FinishReason.LENGTH:
             clipped = choice.request.max_tokens < self._body.max_tokens
             reason = "model_context_window_exceeded" if clipped else "max_tokens"
@@ -182,10 +201,10 @@ class MessagesRendering:
         return {"stop_reason": reason, "stop_sequence": stopped}
 
 
-_EMPTY: Final[Mapping[type, Mapping[str, Any]]] = {
-    ContentDelta: {"type": "text", "text": ""},
-    ReasoningDelta: {"type": "thinking", "thinking": "", "signature": ""},
-}
+def _empty(kind: type[ContentDelta] | type[ReasoningDelta]) -> Block:
+    if kind is ContentDelta:
+        return {"type": "text", "text": ""}
+    return {"type": "thinking", "thinking": "", "signature": ""}
 
 
 def _parts(text: str, parts: Sequence[AnswerPart] | None) -> Sequence[AnswerPart]:
@@ -194,14 +213,14 @@ def _parts(text: str, parts: Sequence[AnswerPart] | None) -> Sequence[AnswerPart
     return [ContentDelta(text)] if text else []
 
 
-def _counted(usage: Usage) -> dict[str, Any]:
+def _counted(usage: Usage) -> MessagesUsage:
     counts = _usage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
     if usage.reasoning_tokens is not None:
         counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
     return counts
 
 
-def _usage(fresh: int, cached: int, output: int) -> dict[str, Any]:
+def _usage(fresh: int, cached: int, output: int) -> MessagesUsage:
     return {
         "input_tokens": fresh,
         "cache_creation_input_tokens": 0,

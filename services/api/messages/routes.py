@@ -6,13 +6,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from baton.api.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
 from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.openapi_document import GENERATING, TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
-from baton.api.messages.anthropic_errors import ROUTE
+from baton.api.messages.anthropic_errors import ROUTE, MessagesError
+from baton.api.messages.message_objects import MessagesAnswer, MessagesEvent, TokenCount
 from baton.api.messages.message_rendering import MessagesRendering
 from baton.api.messages.message_request import CountRequest, MessagesRequest
 from baton.api.messages.message_translation import translated
@@ -42,7 +42,8 @@ def messages_routes(generating: GenerationService, bodies: RequestBodies) -> API
         async with bodies.of(request, CountRequest) as body:
             chat, terms = translated(body)
             with terms.translating():
-                return JSONResponse({"input_tokens": await generating.count(request, chat)})
+                count: TokenCount = {"input_tokens": await generating.count(request, chat)}
+        return JSONResponse(count)
 
     def rendering(body: MessagesRequest, exchange: HttpExchange, _: Meaning) -> Rendering:
         return MessagesRendering(body, exchange.request_id)

@@ -1,10 +1,11 @@
 """Fields of a request that its response repeats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from baton.api.requests.field_types import AllowedTools, ForcedTool
 from baton.api.requests.schemas import RecommendedSampling
+from baton.api.responses.response_objects import ResponseHead
 from baton.api.responses.response_request import (
     FunctionTool,
     NamespaceTool,
@@ -22,7 +23,7 @@ def head_of(
     created_s: int,
     *,
     kept: bool,
-) -> dict[str, Any]:
+) -> ResponseHead:
     """Return the fields of a `response` object that are known before its answer. `recommended`: sampling
     parameters in use. `kept`: whether the response will be stored."""
     reasoning = body.reasoning
@@ -58,13 +59,13 @@ def head_of(
     }
 
 
-def _format(asked: TextFormat | None) -> Mapping[str, Any]:
-    if asked is None:
+def _format(chosen: TextFormat | None) -> dict[str, Any]:
+    if chosen is None:
         return {"type": "text"}
-    return asked.model_dump(by_alias=True, exclude_none=True)
+    return chosen.model_dump(by_alias=True, exclude_none=True)
 
 
-def _choice(choice: str | ForcedTool | AllowedTools) -> Any:
+def _choice(choice: str | ForcedTool | AllowedTools) -> str | dict[str, Any]:
     match choice:
         case ForcedTool(name):
             return {"type": "function", "name": name}

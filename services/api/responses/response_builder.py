@@ -7,12 +7,25 @@ Pure.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from baton.api.generation.logprob_objects import ChosenLogprob
 from baton.api.responses.response_ids import ResponseIds
+from baton.api.responses.response_objects import (
+    CalledName,
+    InItem,
+    InMessage,
+    ItemStatus,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputReasoningText,
+    OutputSummaryText,
+    OutputText,
+    ResponsesEvent,
+)
 from baton.api.responses.signed_reasoning import ReasoningSigner
-
-Event = dict[str, Any]
 
 COMPLETED: Final = "completed"
 INCOMPLETE: Final = "incomplete"
@@ -37,7 +50,7 @@ class ResponseBuilder:
         self._functions = functions
         self._carrier = carrier
         self._summarised = summarised
-        self.items: list[dict[str, Any]] = []
+        self.items: list[OutputItem] = []
         self._open: _Growing | None = None
 
     @property
@@ -45,8 +58,8 @@ class ResponseBuilder:
         """Whether a message is open."""
         return isinstance(self._open, _Message)
 
-    def add_text(self, text: str, logprobs: Sequence[Any] = ()) -> list[Event]:
-        events: list[Event] = []
+    def add_text(self, text: str, logprobs: Sequence[ChosenLogprob] = ()) -> list[ResponsesEvent]:
+        events: list[ResponsesEvent] = []
         now = self._open
         if not isinstance(now, _Message):
             events += self.close()
@@ -55,29 +68,29 @@ class ResponseBuilder:
             events += self._begun(now)
         return events + now.grow(text, logprobs)
 
-    def add_reasoning(self, text: str) -> list[Event]:
-        events: list[Event] = []
+    def add_reasoning(self, text: str) -> list[ResponsesEvent]:
+        events: list[ResponsesEvent] = []
         now = self._open
         if not isinstance(now, _Reasoning):
             events += self.close()
             place = len(self.items)
-            now = _Reasoning(self._next("rs"), place, self._carrier, summarised=self._summarised)
-            self._open = now
+            kind = _Summary if self._summarised else _Reasoning
+            now = self._open = kind(self._next("rs"), place, self._carrier)
             events += self._begun(now)
         return events + now.grow(text)
 
-    def begin_call(self, id_: str, name: str) -> list[Event]:
+    def begin_call(self, id_: str, name: str) -> list[ResponsesEvent]:
         """Begin a call. `name`: as the model knows it."""
         own, namespace = self._functions.get(name, (name, None))
         events = self.close()
         now = self._open = _Call(self._next("fc"), len(self.items), id_, own, namespace)
         return [*events, *self._begun(now)]
 
-    def add_arguments(self, arguments: str) -> list[Event]:
+    def add_arguments(self, arguments: str) -> list[ResponsesEvent]:
         """Add to the arguments of the open call."""
         return self._open.grow(arguments) if isinstance(self._open, _Call) else []
 
-    def close(self, status: str = COMPLETED) -> list[Event]:
+    def close(self, status: ItemStatus = COMPLETED) -> list[ResponsesEvent]:
         """End the open item with this status."""
         now, self._open = self._open, None
         if now is None:
@@ -89,7 +102,7 @@ class ResponseBuilder:
     def _next(self, kind: str) -> str:
         return self._names.of_item(kind, len(self.items))
 
-    def _begun(self, now: "_Growing") -> list[Event]:
+    def _begun(self, now: "_Growing") -> list[ResponsesEvent]:
         item = now.item(IN_PROGRESS)
         return [
             {"type": "response.output_item.added", "output_index": now.place, "item": item},
@@ -103,11 +116,11 @@ class _Growing(Protocol):
     place: int
     """Index of the item."""
 
-    def item(self, status: str) -> dict[str, Any]: ...
+    def item(self, status: ItemStatus) -> OutputItem: ...
 
-    def begun(self) -> list[Event]: ...
+    def begun(self) -> list[ResponsesEvent]: ...
 
-    def done(self) -> list[Event]: ...
+    def done(self) -> list[ResponsesEvent]: ...
 
 
 class _Message:
@@ -116,11 +129,11 @@ class _Message:
     def __init__(self, id_: str, place: int) -> None:
         self.place = place
         self._id = id_
-        self._where = {"item_id": id_, "output_index": place, "content_index": 0}
+        self._where: InMessage = {"item_id": id_, "output_index": place, "content_index": 0}
         self._texts: list[str] = []
-        self._logprobs: list[Any] = []
+        self._logprobs: list[ChosenLogprob] = []
 
-    def item(self, status: str) -> dict[str, Any]:
+    def item(self, status: ItemStatus) -> OutputMessage:
         return {
             "id": self._id,
             "type": "message",
@@ -129,76 +142,137 @@ class _Message:
             "content": [self._part()] if status != IN_PROGRESS else [],
         }
 
-    def begun(self) -> list[Event]:
+    def begun(self) -> list[ResponsesEvent]:
         return [{"type": "response.content_part.added", **self._where, "part": self._part()}]
 
-    def grow(self, text: str, logprobs: Sequence[Any]) -> list[Event]:
+    def grow(self, text: str, logprobs: Sequence[ChosenLogprob]) -> list[ResponsesEvent]:
         self._texts.append(text)
         self._logprobs += logprobs
         if not text and not logprobs:
             return []
-        told = {**self._where, "delta": text, "logprobs": [*logprobs]}
-        return [{"type": "response.output_text.delta", **told}]
+        return [{"type": "response.output_text.delta", **self._where, "delta": text, "logprobs": [*logprobs]}]
 
-    def done(self) -> list[Event]:
-        told = {**self._where, "text": "".join(self._texts), "logprobs": [*self._logprobs]}
+    def done(self) -> list[ResponsesEvent]:
+        part = self._part()
+        text, logprobs = part["text"], [*part["logprobs"]]
         return [
-            {"type": "response.output_text.done", **told},
-            {"type": "response.content_part.done", **self._where, "part": self._part()},
+            {"type": "response.output_text.done", **self._where, "text": text, "logprobs": logprobs},
+            {"type": "response.content_part.done", **self._where, "part": part},
         ]
 
-    def _part(self) -> dict[str, Any]:
+    def _part(self) -> OutputText:
         text = "".join(self._texts)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs]}
 
 
 class _Reasoning:
-    """Reasoning that is being written."""
+    """Reasoning that is being written, shown as it is."""
 
-    def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None, *, summarised: bool) -> None:
+    def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None) -> None:
         self.place = place
         self._id = id_
         self._carrier = carrier
-        self._summarised = summarised
-        index = "summary_index" if summarised else "content_index"
-        self._where = {"item_id": id_, "output_index": place, index: 0}
+        self._where: InItem = {"item_id": id_, "output_index": place}
         self._texts: list[str] = []
 
-    def item(self, status: str) -> dict[str, Any]:
-        shown = [self._part()] if status != IN_PROGRESS else []
-        item: dict[str, Any] = {"id": self._id, "type": "reasoning", "status": status}
-        item |= {"summary": [], "content": [], "encrypted_content": None}
-        item["summary" if self._summarised else "content"] = shown
-        if self._carrier is not None and status != IN_PROGRESS:
-            item["encrypted_content"] = self._carrier.wrap(self._text)
+    def item(self, status: ItemStatus) -> OutputReasoning:
+        item: OutputReasoning = {
+            "id": self._id,
+            "type": "reasoning",
+            "status": status,
+            "summary": [],
+            "content": [],
+            "encrypted_content": None,
+        }
+        if status != IN_PROGRESS:
+            self._show(item)
+            if self._carrier is not None:
+                item["encrypted_content"] = self._carrier.wrap(self._text)
         return item
 
-    def begun(self) -> list[Event]:
-        kind = "reasoning_summary_part" if self._summarised else "content_part"
-        return [{"type": f"response.{kind}.added", **self._where, "part": self._part()}]
-
-    def grow(self, text: str) -> list[Event]:
-        self._texts.append(text)
-        return [{"type": f"response.{self._kind}.delta", **self._where, "delta": text}]
-
-    def done(self) -> list[Event]:
-        kind = "reasoning_summary_part" if self._summarised else "content_part"
+    def begun(self) -> list[ResponsesEvent]:
         return [
-            {"type": f"response.{self._kind}.done", **self._where, "text": self._text},
-            {"type": f"response.{kind}.done", **self._where, "part": self._part()},
+            {
+                "type": "response.content_part.added",
+                **self._where,
+                "content_index": 0,
+                "part": self._part(),
+            }
+        ]
+
+    def grow(self, text: str) -> list[ResponsesEvent]:
+        self._texts.append(text)
+        return [{"type": "response.reasoning_text.delta", **self._where, "content_index": 0, "delta": text}]
+
+    def done(self) -> list[ResponsesEvent]:
+        part = self._part()
+        return [
+            {
+                "type": "response.reasoning_text.done",
+                **self._where,
+                "content_index": 0,
+                "text": part["text"],
+            },
+            {"type": "response.content_part.done", **self._where, "content_index": 0, "part": part},
         ]
 
     @property
     def _text(self) -> str:
         return "".join(self._texts)
 
-    @property
-    def _kind(self) -> str:
-        return "reasoning_summary_text" if self._summarised else "reasoning_text"
+    def _show(self, item: OutputReasoning) -> None:
+        item["content"] = [self._part()]
 
-    def _part(self) -> dict[str, Any]:
-        kind = "summary_text" if self._summarised else "reasoning_text"
-        return {"type": kind, "text": self._text}
+    def _part(self) -> OutputReasoningText:
+        return {"type": "reasoning_text", "text": self._text}
+
+
+class _Summary(_Reasoning):
+    """Reasoning that is being written, shown in the place of summaries."""
+
+    def begun(self) -> list[ResponsesEvent]:
+        return [
+            {
+                "type": "response.reasoning_summary_part.added",
+                **self._where,
+                "summary_index": 0,
+                "part": self._summary(),
+            }
+        ]
+
+    def grow(self, text: str) -> list[ResponsesEvent]:
+        self._texts.append(text)
+        return [
+            {
+                "type": "response.reasoning_summary_text.delta",
+                **self._where,
+                "summary_index": 0,
+                "delta": text,
+            }
+        ]
+
+    def done(self) -> list[ResponsesEvent]:
+        part = self._summary()
+        return [
+            {
+                "type": "response.reasoning_summary_text.done",
+                **self._where,
+                "summary_index": 0,
+                "text": part["text"],
+            },
+            {
+                "type": "response.reasoning_summary_part.done",
+                **self._where,
+                "summary_index": 0,
+                "part": part,
+            },
+        ]
+
+    def _show(self, item: OutputReasoning) -> None:
+        item["summary"] = [self._summary()]
+
+    def _summary(self) -> OutputSummaryText:
+        return {"type": "summary_text", "text": self._text}
 
 
 class _Call:
@@ -207,23 +281,36 @@ class _Call:
     def __init__(self, id_: str, place: int, call_id: str, name: str, namespace: str | None) -> None:
         self.place = place
         self._id = id_
-        self._called = {"call_id": call_id, "name": name}
+        self._called: CalledName = {"call_id": call_id, "name": name}
         if namespace is not None:
             self._called["namespace"] = namespace
-        self._where = {"item_id": id_, "output_index": place}
+        self._where: InItem = {"item_id": id_, "output_index": place}
         self._arguments: list[str] = []
 
-    def item(self, status: str) -> dict[str, Any]:
-        told = {**self._called, "arguments": "".join(self._arguments)}
-        return {"id": self._id, "type": "function_call", "status": status, **told}
+    def item(self, status: ItemStatus) -> OutputCall:
+        arguments = "".join(self._arguments)
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "status": status,
+            **self._called,
+            "arguments": arguments,
+        }
 
-    def begun(self) -> list[Event]:
+    def begun(self) -> list[ResponsesEvent]:
         return []
 
-    def grow(self, arguments: str) -> list[Event]:
+    def grow(self, arguments: str) -> list[ResponsesEvent]:
         self._arguments.append(arguments)
         return [{"type": "response.function_call_arguments.delta", **self._where, "delta": arguments}]
 
-    def done(self) -> list[Event]:
-        told = {"name": self._called["name"], "arguments": "".join(self._arguments)}
-        return [{"type": "response.function_call_arguments.done", **self._where, **told}]
+    def done(self) -> list[ResponsesEvent]:
+        name, arguments = self._called["name"], "".join(self._arguments)
+        return [
+            {
+                "type": "response.function_call_arguments.done",
+                **self._where,
+                "name": name,
+                "arguments": arguments,
+            }
+        ]

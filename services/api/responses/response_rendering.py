@@ -14,16 +14,25 @@ from baton.api.generation.choice_assembler import (
     ChoiceAssembler,
     Delta,
 )
+from baton.api.generation.logprob_objects import ChosenLogprob, ContentLogprobs
 from baton.api.generation.logprobs import chat_logprobs, token_text
 from baton.api.generation.rendering import Collected
 from baton.api.http.event_stream import NAMED
 from baton.api.model_interface import Model
-from baton.api.responses.response_builder import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, ResponseBuilder
+from baton.api.responses.response_builder import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseBuilder
+from baton.api.responses.response_objects import (
+    IncompleteDetails,
+    ResponseAnswer,
+    ResponseHead,
+    ResponsesEvent,
+    ResponseStatus,
+    ResponseUsage,
+)
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason
 
 FAILED: Final = "failed"
-CUT_OFF: Final[Mapping[str, str]] = {"reason": "max_output_tokens"}
+CUT_OFF: Final[IncompleteDetails] = {"reason": "max_output_tokens"}
 RATE_STATUS: Final = 429
 
 Keep = Callable[[Mapping[str, Any]], bool]
@@ -39,7 +48,7 @@ class ResponsesRendering:
 
     def __init__(
         self,
-        head: Mapping[str, Any],
+        head: ResponseHead,
         making: ResponseBuilder,
         model: Model,
         keep: Keep,
@@ -56,53 +65,58 @@ class ResponsesRendering:
         self._tokenizer = model.tokenizer
         self._token_text = partial(token_text, tokenizer=model.tokenizer)
         self.shows_logprobs = logprobs
-        self._waiting: list[Any] = []
+        self._waiting: list[ChosenLogprob] = []
         """Log-probabilities of tokens whose text is not certain yet."""
         self._apart = False
         """Whether the last part was reasoning or a call."""
         self._finish: FinishReason | None = None
         self._events = 0
 
-    def opening(self, _: ChoiceAssembler) -> list[dict[str, Any]]:
+    def opening(self, _: ChoiceAssembler) -> list[ResponsesEvent]:
         return self._opened()
 
-    def _opened(self) -> list[dict[str, Any]]:
+    def _opened(self) -> list[ResponsesEvent]:
         begun = self._response(IN_PROGRESS)
         return self._numbered(
-            {"type": f"response.{each}", "response": begun} for each in ("created", "in_progress")
+            [
+                {"type": "response.created", "response": begun},
+                {"type": "response.in_progress", "response": begun},
+            ]
         )
 
-    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> ContentLogprobs | None:
         """Return log-probabilities of the content. Those of reasoning, calls and marks are not shown."""
         if not self.shows_logprobs:
             return None
-        told = chat_logprobs(delta.tokens, self._tokenizer, self._token_text)["content"]
+        own = chat_logprobs(delta.tokens, self._tokenizer, self._token_text)["content"]
         parts = (ContentDelta(delta.text),) if delta.parts is None and delta.text else delta.parts or ()
         if not parts and delta.finish is None:
-            self._waiting += told
+            self._waiting += own
             return {"content": []}
         waiting, self._waiting = self._waiting, []
         behind = not self._apart
         if parts and not any(isinstance(part, ContentDelta) for part in parts):
-            shown: list[Any] = []
+            shown: list[ChosenLogprob] = []
         elif parts:
-            shown = [*waiting, *told] if behind else told
+            shown = [*waiting, *own] if behind else own
         else:
-            shown = [*waiting, *told] if behind else []
+            shown = [*waiting, *own] if behind else []
         if parts:
             self._apart = not isinstance(parts[-1], ContentDelta)
         return {"content": shown}
 
-    def chunks(self, _: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
-        told = self.logprobs(delta)
+    def chunks(self, _: ChoiceAssembler, delta: Delta) -> list[ResponsesEvent]:
+        shown = self.logprobs(delta)
         parts = (ContentDelta(delta.text),) if delta.parts is None else delta.parts
-        return self._numbered(self._made(parts, [] if told is None else told["content"], delta.finish))
+        return self._numbered(self._made(parts, [] if shown is None else shown["content"], delta.finish))
 
-    def closing(self, usage: Usage) -> list[dict[str, Any]]:
+    def closing(self, usage: Usage) -> list[ResponsesEvent]:
         response = self._ended(usage)
-        return self._numbered([{"type": f"response.{response['status']}", "response": response}])
+        if response["status"] == COMPLETED:
+            return self._numbered([{"type": "response.completed", "response": response}])
+        return self._numbered([{"type": "response.incomplete", "response": response}])
 
-    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+    def failure(self, error: ApiError) -> list[ResponsesEvent]:
         """Return the chunks after a failure. Unfinished items are shown as they are.
 
         The error is sent in two events, because some clients wait for the one and some for the other. The
@@ -110,29 +124,35 @@ class ResponsesRendering:
         """
         opened = [] if self._events else self._opened()
         self._making.close(INCOMPLETE)
-        told = {"code": error.code, "message": str(error), "param": error.param}
-        code = "rate_limit_exceeded" if error.status == RATE_STATUS else "server_error"
-        said = {"code": code, "message": str(error)}
-        response = self._response(FAILED) | {"error": said, "store": False}
-        ended: list[Event] = [{"type": "error", **told}, {"type": "response.failed", "response": response}]
-        return opened + self._numbered(ended)
+        response = self._response(FAILED)
+        response["error"] = {
+            "code": "rate_limit_exceeded" if error.status == RATE_STATUS else "server_error",
+            "message": str(error),
+        }
+        response["store"] = False
+        return opened + self._numbered(
+            [
+                {"type": "error", "code": error.code, "message": str(error), "param": error.param},
+                {"type": "response.failed", "response": response},
+            ]
+        )
 
-    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> ResponseAnswer:
         (part,) = parts
-        said = (ContentDelta(part.text),) if part.parts is None else part.parts
+        shown = (ContentDelta(part.text),) if part.parts is None else part.parts
         logprobs = [] if part.logprobs is None else part.logprobs["content"]
-        self._made(said, logprobs, part.finish)
+        self._made(shown, logprobs, part.finish)
         return self._ended(usage)
 
     def _made(
         self,
         parts: Iterable[AnswerPart],
-        logprobs: Sequence[Any],
+        logprobs: Sequence[ChosenLogprob],
         finish: FinishReason | None,
-    ) -> list[Event]:
+    ) -> list[ResponsesEvent]:
         """Return the events of the parts. `logprobs`: of the first text among them, or of the end of the
         last one."""
-        making, events = self._making, []
+        making, events = self._making, list[ResponsesEvent]()
         for part in parts:
             match part:
                 case ContentDelta(""):
@@ -161,28 +181,27 @@ class ResponsesRendering:
                 events += [*making.add_text("", logprobs), *making.close()]
         return events
 
-    def _ended(self, usage: Usage) -> dict[str, Any]:
+    def _ended(self, usage: Usage) -> ResponseAnswer:
         whole = self._finish is FinishReason.STOP
         response = self._response(COMPLETED if whole else INCOMPLETE)
-        response |= {
-            "completed_at": self._now_s() if whole else None,
-            "incomplete_details": None if whole else CUT_OFF,
-            "usage": _counted(usage),
-        }
-        return response if self._keep(response) else response | {"store": False}
+        response["completed_at"] = self._now_s() if whole else None
+        response["incomplete_details"] = None if whole else CUT_OFF
+        response["usage"] = _counted(usage)
+        if not self._keep(response):
+            response["store"] = False
+        return response
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: ResponseStatus) -> ResponseAnswer:
         return {**self._head, "status": status, "output": [*self._making.items]}
 
-    def _numbered(self, events: Iterable[Event]) -> list[Event]:
-        numbered = []
+    def _numbered(self, events: list[ResponsesEvent]) -> list[ResponsesEvent]:
         for event in events:
-            numbered.append({**event, "sequence_number": self._events})
+            event["sequence_number"] = self._events
             self._events += 1
-        return numbered
+        return events
 
 
-def _counted(usage: Usage) -> dict[str, Any]:
+def _counted(usage: Usage) -> ResponseUsage:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

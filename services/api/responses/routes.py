@@ -14,7 +14,6 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from baton.api.answers import TokenCount
 from baton.api.errors import ApiError, invalid, shown
 from baton.api.generation.generation_service import GenerationService
 from baton.api.http.authentication import owner_in
@@ -31,6 +30,13 @@ from baton.api.responses.input_items import plain
 from baton.api.responses.input_messages import Placed
 from baton.api.responses.response_builder import ResponseBuilder
 from baton.api.responses.response_ids import ResponseIds
+from baton.api.responses.response_objects import (
+    DeletedResponse,
+    InputItems,
+    ResponseAnswer,
+    ResponsesEvent,
+    ResponseTokenCount,
+)
 from baton.api.responses.response_rendering import ResponsesRendering
 from baton.api.responses.response_request import LOGPROBS, THOUGHTS, ResponsesRequest
 from baton.api.responses.response_store import ResponseStore, StoredResponse
@@ -61,7 +67,10 @@ def response_routes(
     """Return the routes that compute. `carrier`: signs reasoning that clients carry."""
     router = APIRouter()
 
-    @router.post("/v1/responses", **describe(ResponsesRequest, statuses=GENERATING))
+    @router.post(
+        "/v1/responses",
+        **describe(ResponsesRequest, ResponseAnswer, events=ResponsesEvent, statuses=GENERATING),
+    )
     async def responses(request: Request) -> Response:
         terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
@@ -71,7 +80,10 @@ def response_routes(
                 chat = chat_of(body, items, carrier, terms)
                 return await generating.chat(request, chat, partial(rendering, request, body, items))
 
-    @router.post("/v1/responses/input_tokens", **describe(ResponsesRequest, TokenCount, statuses=TAKING))
+    @router.post(
+        "/v1/responses/input_tokens",
+        **describe(ResponsesRequest, ResponseTokenCount, statuses=TAKING),
+    )
     async def input_tokens(request: Request) -> Response:
         terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
@@ -79,7 +91,8 @@ def response_routes(
                 note_dropped(request, body)
                 items = looked_up(body, kept, owner_in(request.scope))
                 count = await generating.count(request, chat_of(body, items, carrier, terms))
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+        answer: ResponseTokenCount = {"object": "response.input_tokens", "input_tokens": count}
+        return JSONResponse(answer)
 
     def note_dropped(request: Request, body: ResponsesRequest) -> None:
         exchange_of(request).drop_tools(dropped_tools(body, is_codex=is_codex(exchange_of(request).headers)))
@@ -126,19 +139,20 @@ def stored_response_routes(kept: ResponseStore) -> APIRouter:
     """Return the routes of stored responses."""
     router = APIRouter()
 
-    @router.get("/v1/responses/{id}", **describe(statuses=NAMING))
+    @router.get("/v1/responses/{id}", **describe(answers=ResponseAnswer, statuses=NAMING))
     async def response(request: Request, id: str, stream: bool = False) -> Response:  # noqa: A002
         if stream:
             raise invalid("stream", "'stream' is not supported of an answer that is kept.")
         return JSONResponse(found(request, id).whole())
 
-    @router.delete("/v1/responses/{id}", **describe(statuses=NAMING))
+    @router.delete("/v1/responses/{id}", **describe(answers=DeletedResponse, statuses=NAMING))
     async def forget(request: Request, id: str) -> Response:  # noqa: A002
         if not kept.forget(id, owner_in(request.scope)):
             raise not_stored(id)
-        return JSONResponse({"id": id, "object": "response", "deleted": True})
+        deleted: DeletedResponse = {"id": id, "object": "response", "deleted": True}
+        return JSONResponse(deleted)
 
-    @router.get("/v1/responses/{id}/input_items", **describe(statuses=NAMING))
+    @router.get("/v1/responses/{id}/input_items", **describe(answers=InputItems, statuses=NAMING))
     async def input_items(
         request: Request,
         id: str,  # noqa: A002
@@ -155,7 +169,7 @@ def stored_response_routes(kept: ResponseStore) -> APIRouter:
                 raise invalid("after", f"'after': the answer has no item '{shown(after)}'.")
             items = items[places[0] + 1 :]
         page = items[:limit]
-        body: dict[str, Any] = {
+        body: InputItems = {
             "object": "list",
             "data": page,
             "first_id": page[0]["id"] if page else None,

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app
 from baton.api.completions import completion_rendering
 from baton.api.generation import prompt_encoder
+from baton.api.generation.logprob_objects import ChatLogprobs
 from baton.api.generation.logprobs import chat_logprobs
 from baton.api.generation.prompt_encoder import echo_of
 from baton.api.settings import ApiSettings
@@ -222,7 +223,7 @@ async def test_a_whole_vocabulary_is_told_of_few_tokens_beside_the_event_loop(
 ) -> None:
     threads: list[bool] = []
 
-    def shown(*given: Any) -> dict[str, Any]:
+    def shown(*given: Any) -> ChatLogprobs:
         threads.append(threading.current_thread() is threading.main_thread())
         return chat_logprobs(*given)
 

@@ -9,10 +9,13 @@ import httpx
 import pytest
 from fastapi.openapi.models import OpenAPI
 from jsonschema import Draft202012Validator
+from prometheus_client import CollectorRegistry
 
+from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.requests.unsupported_fields import HARMLESS, IGNORED
 from baton.rooms.request import Request
+from tests.api.chat.test_reasoning import THINKING, THOUGHT, served
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS
 from tests.api.scripted import ScriptedBackend, Step, saying
 from tests.api.test_api_page import PAGE
@@ -25,8 +28,11 @@ WEATHER: Final = {
 CALL: Final = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
 CALLING: Final = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 MESSAGES: Final = "/v1/messages"
+RESPONSES: Final = "/v1/responses"
+LOGPROBS: Final = "message.output_text.logprobs"
 MESSAGE: Final = {"model": "tiny", "messages": HELLO, "max_tokens": 60}
 NOW: Final = {"name": "now", "input_schema": {"type": "object"}}
+FUNCTION: Final = {"type": "function", "name": "now", "parameters": {"type": "object"}}
 BEFORE_ANY_ROUTE: Final = {405, 414, 431, 501}
 OF_OPERATORS: Final = {403}
 """Statuses of operators' pages, which this document does not have."""
@@ -57,6 +63,18 @@ GOOD: Final[list[tuple[str, dict[str, Any]]]] = [
     (MESSAGES, MESSAGE | {"system": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}]}),
     (MESSAGES, MESSAGE | {"tools": [NOW], "tool_choice": {"type": "tool", "name": "now"}}),
     (MESSAGES, MESSAGE | {"thinking": {"type": "adaptive"}, "metadata": {}, "speed": "standard"}),
+    (RESPONSES, {"input": "Hi", "metadata": {"a": "b"}, "text": {"format": {"type": "text"}}}),
+    (RESPONSES, {"input": "Hi", "include": [LOGPROBS], "top_logprobs": 2, "temperature": 0.5}),
+    (
+        RESPONSES,
+        {
+            "input": [{"type": "message", **HELLO[0]}],
+            "tools": [FUNCTION],
+            "tool_choice": {"type": "function", "name": "now"},
+        },
+    ),
+    (f"{RESPONSES}/input_tokens", {"input": "Hi"}),
+    (f"{MESSAGES}/count_tokens", {"model": "tiny", "messages": HELLO}),
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/tokenize", {"messages": HELLO}),
     ("/detokenize", {"tokens": [1, 2]}),
@@ -80,6 +98,8 @@ WRONG: Final[list[tuple[str, dict[str, Any]]]] = [
     (MESSAGES, {"messages": HELLO, "max_tokens": 1}),
     (MESSAGES, MESSAGE | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     (MESSAGES, MESSAGE | {"speed": "fast"}),
+    (RESPONSES, {}),
+    (RESPONSES, {"input": "Hi", "temperature": 3}),
     ("/detokenize", {"tokens": [-1]}),
 ]
 
@@ -161,12 +181,38 @@ async def test_what_is_told_to_be_taken_is_taken_and_answered_as_it_is_told(
     if "token" in path:
         return
     more: dict[str, Any] = {"stream": True}
-    if path != MESSAGES:
+    if path in (CHAT, COMPLETIONS):
         more["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     streamed = await http.post(path, json=body | more)
     events = re.findall(r"^data: (.*)$", streamed.text, re.MULTILINE)
-    if path != MESSAGES:
+    if path in (CHAT, COMPLETIONS):
         assert events.pop() == "[DONE]"
+    for event in events:
+        answered(told, path, 200, events=True).validate(json.loads(event))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO}),
+        (MESSAGES, MESSAGE | {"thinking": {"type": "adaptive"}}),
+        (RESPONSES, {"input": "Hi"}),
+        (RESPONSES, {"input": "Hi", "include": ["reasoning.encrypted_content"]}),
+        (RESPONSES, {"input": "Hi", "reasoning": {"summary": "auto"}}),
+    ],
+)
+async def test_reasoning_is_answered_as_it_is_described(
+    backend: ScriptedBackend, told: dict[str, Any], path: str, body: dict[str, Any]
+) -> None:
+    backend.script = lambda _: saying(THOUGHT)
+    app = create_app(backend, served(THINKING), CollectorRegistry())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        whole = await http.post(path, json=body)
+        streamed = await http.post(path, json=body | {"stream": True})
+    assert '"Hm, they ask."' in whole.text
+    answered(told, path, 200).validate(whole.json())
+    events = re.findall(r"^data: (\{.*)$", streamed.text, re.MULTILINE)
+    assert len(events) > 5
     for event in events:
         answered(told, path, 200, events=True).validate(json.loads(event))
 
