@@ -96,6 +96,19 @@ def _covering(columns: range, wide: int) -> range:
     return range(columns.start // wide, -(-columns.stop // wide))
 
 
+def _covering_groups(
+    columns: range, size: int, groups: int, step: int = 1
+) -> tuple[range, range, int] | None:
+    """Return the groups that cover `columns` of `size`, their words of `step` numbers, and the place of the
+    first column among the groups' columns. None if a group does not fill whole words."""
+    wide = size // groups if groups and size % groups == 0 else 0
+    if not wide or wide % step:
+        return None
+    some = _covering(columns, wide)
+    first, last = some.start * wide, some.stop * wide
+    return some, range(first // step, last // step), columns.start - first
+
+
 def _side(size: int, scales: int, block: int) -> int:
     """Return how many of `size` numbers share one of `scales`. 0 if that does not divide."""
     if block:
@@ -142,20 +155,18 @@ class CompressedTensorsWeight:
         return numbers.mul_(self.scale.rows(start, stop).float()[:, groups])
 
     def within(self, columns: range) -> tuple[PackedWeight, int]:
-        group_count = self.scale.shape[1]
-        wide = self.columns // group_count if group_count and self.columns % group_count == 0 else 0
-        if self.group_of is not None or not wide or wide % self.step:
+        found = _covering_groups(columns, self.columns, self.scale.shape[1], self.step)
+        if self.group_of is not None or found is None:
             return self, columns.start
-        groups = _covering(columns, wide)
-        words = range(groups.start * wide // self.step, groups.stop * wide // self.step)
-        some = replace(
+        groups, words, place = found
+        part = replace(
             self,
             words=TensorSlice(self.words, 1, words),
             scale=TensorSlice(self.scale, 1, groups),
-            columns=len(groups) * wide,
+            columns=len(words) * self.step,
             zero=None if self.zero is None else TensorSlice(self.zero, 1, groups),
         )
-        return some, columns.start - groups.start * wide
+        return part, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +202,21 @@ class GptqWeight:
         return numbers.float().mul_(self.scales.columns(start, stop).float().T[:, groups])
 
     def within(self, columns: range) -> tuple[PackedWeight, int]:
-        groups, inputs = self.scales.shape[0], self.shape[1]
-        wide = inputs // groups if groups and inputs % groups == 0 else 0
-        if not wide or wide % self.step:
+        count, inputs = self.scales.shape[0], self.shape[1]
+        found = _covering_groups(columns, inputs, count, self.step)
+        if found is None:
             return self, columns.start
-        if not torch.equal(_groups(groups, inputs, self.group_of), torch.arange(inputs) // wide):
+        if not torch.equal(_groups(count, inputs, self.group_of), _groups(count, inputs, None)):
             return self, columns.start
-        some = _covering(columns, wide)
-        words = range(some.start * wide // self.step, some.stop * wide // self.step)
+        groups, words, place = found
         part = replace(
             self,
             words=TensorSlice(self.words, 0, words),
-            zeros=TensorSlice(self.zeros, 0, some),
-            scales=TensorSlice(self.scales, 0, some),
+            zeros=TensorSlice(self.zeros, 0, groups),
+            scales=TensorSlice(self.scales, 0, groups),
             group_of=None,
         )
-        return part, columns.start - some.start * wide
+        return part, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +246,16 @@ class AwqWeight:
         return numbers.float().mul_(self.scales.columns(start, stop).float()[groups]).T
 
     def within(self, columns: range) -> tuple[PackedWeight, int]:
-        groups, inputs = self.scales.shape[0], self.shape[1]
-        wide = inputs // groups if groups and inputs % groups == 0 else 0
-        if not wide:
+        found = _covering_groups(columns, self.shape[1], self.scales.shape[0])
+        if found is None:
             return self, columns.start
-        some = _covering(columns, wide)
+        groups, words, place = found
         part = AwqWeight(
-            TensorSlice(self.words, 0, range(some.start * wide, some.stop * wide)),
-            TensorSlice(self.zeros, 0, some),
-            TensorSlice(self.scales, 0, some),
+            TensorSlice(self.words, 0, words),
+            TensorSlice(self.zeros, 0, groups),
+            TensorSlice(self.scales, 0, groups),
         )
-        return part, columns.start - some.start * wide
+        return part, place
 
     def _ordered(self, words: torch.Tensor) -> torch.Tensor:
         codes = _integers(words, WORD // self.step)
@@ -283,16 +292,14 @@ class Fp4Weight:
         return _fp4(self.codes.rows(start, stop)).mul_(scale[:, groups])
 
     def within(self, columns: range) -> tuple[PackedWeight, int]:
-        group_count = self.scale.shape[1]
-        wide = self.shape[1] // group_count if group_count and self.shape[1] % group_count == 0 else 0
-        if not wide or wide % 2:
+        found = _covering_groups(columns, self.shape[1], self.scale.shape[1], 2)
+        if found is None:
             return self, columns.start
-        groups = _covering(columns, wide)
-        codes = range(groups.start * wide // 2, groups.stop * wide // 2)
-        some = replace(
+        groups, codes, place = found
+        part = replace(
             self, codes=TensorSlice(self.codes, 1, codes), scale=TensorSlice(self.scale, 1, groups)
         )
-        return some, columns.start - groups.start * wide
+        return part, place
 
 
 @dataclass(frozen=True, slots=True)
