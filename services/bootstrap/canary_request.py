@@ -6,8 +6,9 @@ defaults no worker accepts is refused before the first one joins.
 
 from baton.api.backend import Limits
 from baton.api.errors import ApiError
+from baton.api.model_interface import ModelDefaults
 from baton.api.requests.meaning_reader import completion_meaning
-from baton.api.requests.request_builder import Defaults, admit
+from baton.api.requests.request_builder import admit
 from baton.api.requests.schemas import CompletionRequest
 from baton.bootstrap.canary import OUTPUT_TOKENS, PROMPT_TOKENS, REQUEST_ID, canary_prompt
 from baton.ids import RoomId
@@ -17,7 +18,7 @@ from baton.wire.conversions import Malformed, request_from_wire, request_to_wire
 from baton.wire.model_bounds import ModelBounds
 
 
-def canary_request(model: Defaults, context_tokens: int) -> Request:
+def canary_request(model: ModelDefaults, context_tokens: int) -> Request:
     """Return a short client's request for `model`, with the model's defaults for all that it leaves out."""
     prompt = list(canary_prompt(RoomId(2 ** (3 * PROMPT_TOKENS) - 1)))  # the largest ids
     body = CompletionRequest(

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.messages.message_request import MESSAGES_UNSUPPORTED, MessagesRequest
+from baton.api.requests.schema_fields import fields_of
 from baton.api.requests.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -15,7 +16,6 @@ from baton.api.requests.schemas import (
     Sampled,
     StreamOptions,
     StructuredOutputs,
-    fields_of,
 )
 from baton.api.requests.unsupported_fields import HARMLESS, IGNORED
 from baton.api.responses.response_request import ResponsesRequest

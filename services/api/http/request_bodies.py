@@ -22,7 +22,8 @@ from baton.api.http.disconnect import ClientGone
 from baton.api.http.http_exchange import HttpExchange, exchange_of
 from baton.api.requests.field_types import FIELDS_MAX
 from baton.api.requests.json_reader import TooDeep, read_json
-from baton.api.requests.schemas import Shape, fields_of
+from baton.api.requests.schema_fields import fields_of
+from baton.api.requests.schemas import Shape
 from baton.api.requests.validation_errors import first_fault
 from baton.api.settings import ApiSettings
 from baton.runtime.memory_trimming import trim_memory

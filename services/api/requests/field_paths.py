@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from baton.api.errors import ApiError
-from baton.api.requests.schemas import Shape, fields_of
+from baton.api.requests.schema_fields import fields_of
+from baton.api.requests.schemas import Shape
 from baton.api.requests.validation_errors import first_fault
 
 QUOTED: Final = re.compile(r"'([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)'")

@@ -9,6 +9,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    FailFast,
     Field,
     StringConstraints,
     WithJsonSchema,
@@ -256,13 +257,6 @@ def shown_as(schema: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema(schema, mode="validation")
 
 
-class TextPart(BaseModel):
-    """A text part of a message's content. Other fields of it are ignored."""
-
-    type: Literal["text"]
-    text: str
-
-
 class ChosenFunction(BaseModel):
     name: str
 
@@ -296,9 +290,42 @@ Logprobs = Annotated[Whole, Field(ge=-1, le=LOGPROBS_MAX)]
 """Number of alternatives; -1: all tokens of the vocabulary."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
 StopStrings = Annotated[list[StopString], Field(max_length=STOP_STRINGS_MAX)]
-PromptEncoder = Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX)]
+Stop = Annotated[
+    list[StopString],
+    FailFast(),
+    Field(max_length=STOP_STRINGS_MAX),
+    BeforeValidator(one_or_many, json_schema_input_type=StopString | StopStrings),
+]
+LogitBias = Annotated[
+    dict[Annotated[str, AfterValidator(token_id_key)], Annotated[Number, Field(ge=-100, le=100)]],
+    BeforeValidator(check_bias_count),
+    shown_as(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": LOGIT_BIAS_MAX,
+        }
+    ),
+]
+FunctionName = Annotated[
+    str,
+    AfterValidator(function_name),
+    shown_as({"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"}),
+]
+TextPrompts = Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX)]
 TokenIdPrompts = Annotated[
     list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=PROMPTS_MAX)
+]
+Prompts = Annotated[
+    list[str | list[int]],
+    BeforeValidator(
+        prompt_list,
+        json_schema_input_type=str
+        | TextPrompts
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | TokenIdPrompts,
+    ),
 ]
 Nothing = Annotated[Any, AfterValidator(_nothing), shown_as({"enum": [None, [], {}]})]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -320,3 +347,12 @@ class AllowedTools:
     mode: str
     """`auto` or `required`."""
     names: tuple[str, ...]
+
+
+ToolChoice = Annotated[
+    str | ForcedTool | AllowedTools,
+    BeforeValidator(
+        read_tool_choice,
+        json_schema_input_type=Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice,
+    ),
+]

@@ -1,6 +1,7 @@
 """Reads the meaning of a generation request from its body, and finds contradictions between its fields."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from baton.api.errors import ApiError, invalid, shown, unknown_model
 from baton.api.requests.field_types import COMPLETION_TOKENS_DEFAULT, AllowedTools, ForcedTool
@@ -32,8 +33,7 @@ def chat_meaning(body: ChatRequest, *, clips: bool = False) -> Meaning:
     _check_reasoning(body)
     tools = chat_tools(body)
     newer = body.max_completion_tokens is not None
-    options = body.stream_options
-    return Meaning(
+    meaning = Meaning(
         prompt_param="messages",
         max_tokens=body.max_completion_tokens if newer else body.max_tokens,
         max_tokens_param="max_completion_tokens" if newer else "max_tokens",
@@ -41,8 +41,6 @@ def chat_meaning(body: ChatRequest, *, clips: bool = False) -> Meaning:
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         top_logprobs_param="top_logprobs",
         clips=clips,
-        choices=body.n,
-        drawn=body.n if body.best_of is None else body.best_of,
         tools=tools,
         reasoning=ReasoningOptions(
             body.separate_reasoning,
@@ -50,14 +48,8 @@ def chat_meaning(body: ChatRequest, *, clips: bool = False) -> Meaning:
             body.stream_reasoning,
         ),
         continued=_continued(body) if body.continue_final_message else None,
-        shows_prompt=body.echo or body.prompt_logprobs is not None,
-        stop=body.stop,
-        includes_stop=body.include_stop_str_in_output,
-        has_stop_ids=bool(body.stop_token_ids),
-        skips_special=body.skip_special_tokens,
-        usage_at_end=options is not None and options.include_usage,
-        usage_so_far=options is not None and options.include_usage and options.continuous_usage_stats,
     )
+    return _with_shared_fields(meaning, body)
 
 
 def completion_meaning(body: CompletionRequest) -> Meaning:
@@ -67,8 +59,7 @@ def completion_meaning(body: CompletionRequest) -> Meaning:
         raise invalid("max_tokens", "'max_tokens' is 0, which only 'echo' leaves anything to answer.")
     if body.max_tokens == 0 and body.min_tokens:
         raise invalid("min_tokens", "'min_tokens' is more than the 0 tokens that may come.")
-    options = body.stream_options
-    return Meaning(
+    meaning = Meaning(
         prompt_param="prompt",
         # A worker draws a token with the prompt's last one, which is then not shown.
         max_tokens=(body.max_tokens or 1) if given else None,
@@ -76,6 +67,15 @@ def completion_meaning(body: CompletionRequest) -> Meaning:
         default_tokens=COMPLETION_TOKENS_DEFAULT,
         top_logprobs=body.logprobs,
         top_logprobs_param="logprobs",
+    )
+    return _with_shared_fields(meaning, body)
+
+
+def _with_shared_fields(meaning: Meaning, body: ChatRequest | CompletionRequest) -> Meaning:
+    """Return `meaning` with the fields that chats and completions share."""
+    options = body.stream_options
+    return replace(
+        meaning,
         choices=body.n,
         drawn=body.n if body.best_of is None else body.best_of,
         shows_prompt=body.echo or body.prompt_logprobs is not None,

@@ -11,8 +11,12 @@ Pure.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from pydantic import BaseModel, BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from baton.api.errors import shown
 from baton.api.requests.tool_names import namespaced_name
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
@@ -123,6 +127,38 @@ def text_part(part: Mapping[str, Any]) -> Any:
     """Return the text of a content part, or None if it is no text part."""
     kind = _kind(part)
     return None if kind not in TEXT_PARTS else part.get(TEXT_PARTS[kind])
+
+
+def read_content(value: Any) -> Any:
+    """Return the text of a text, or the texts of a list of text parts of any API."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "it has to be a text or a list of text parts")
+    texts = []
+    for place, part in enumerate(value):
+        if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str):
+            raise PydanticCustomError("content_part", f"part {place} is not an object with a type")
+        if kind not in TEXT_PARTS:
+            why = f"part {place} is of the type '{shown(kind)}'; only texts are served"
+            raise PydanticCustomError("content_part", why)
+        if not isinstance(text := text_part(part), str):
+            raise PydanticCustomError("content_part", f"part {place} has no text")
+        texts.append(text)
+    return texts
+
+
+class TextPart(BaseModel):
+    """A text part of a message's content. Other fields of it are ignored."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    str | list[str], BeforeValidator(read_content, json_schema_input_type=str | list[TextPart])
+]
+"""Content of a message: a text, or the texts of its parts."""
 
 
 def _own_fields(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:

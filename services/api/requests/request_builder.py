@@ -7,14 +7,15 @@ resolved, so that any worker, and any later attempt, computes the same tokens.
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from baton.api.backend import Limits
 from baton.api.errors import ApiError, invalid, too_long
+from baton.api.model_interface import ModelDefaults
 from baton.api.requests.field_types import ANSWERS_MAX
 from baton.api.requests.meaning import Meaning
 from baton.api.requests.sampling_defaults import sampling_fields_of
-from baton.api.requests.schemas import GenerationRequest, RecommendedSampling
+from baton.api.requests.schemas import GenerationRequest
 from baton.api.requests.scored_prompts import ALL, alternatives, check_scores, scored
 from baton.api.requests.token_ids import check_ids, not_a_token
 from baton.rooms.choice_pages import longest_of, positions_of
@@ -29,22 +30,7 @@ SHOWN_LOGPROBS_MAX: Final = 2**20
 hundred megabytes."""
 GREEDY_BELOW: Final = 1e-5
 """Temperature below which sampling is greedy, as in vLLM: dividing by it would overflow."""
-
-
 SEEDS: Final = 2**64
-
-
-class Defaults(Protocol):
-    """What requests take from the served model."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def recommended_sampling(self) -> RecommendedSampling: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +52,7 @@ def admit(
     body: GenerationRequest,
     meaning: Meaning,
     prompts: Sequence[Sequence[int]],
-    model: Defaults,
+    model: ModelDefaults,
     limits: Limits,
     request_id: str,
     trace: TraceContext | None = None,
@@ -83,29 +69,22 @@ def admit(
     Raises ApiError.
     """
     _check_fields(body, meaning, model, bounds)
-    top, param = scored(body) if meaning.shows_prompt else (None, "")
-    if top is not None:
-        top = alternatives(top, param, model.vocabulary, bounds.logprobs_max)
-        check_scores(prompts, meaning.drawn, top, param)
+    top, scored_param = _prompt_alternatives(body, meaning, prompts, model.vocabulary, bounds)
+    own_limits = limits if top is None else replace(limits, alone_tokens=0)
     stops = tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
     endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
     choices = _choices(body, meaning, len(prompts))
     sampling = _sampling(body, meaning, model, bounds)
     if limits.whole_prompts:
-        _check_whole(choices, "" if top is None else param)
+        _check_whole(choices, scored_param)
     clips = meaning.clips or bounds.clips
     requests = []
     for index, prompt in enumerate(prompts):
         param = meaning.prompt_param if len(prompts) == 1 else f"{meaning.prompt_param}[{index}]"
         if max(prompt, default=0) >= model.vocabulary:
             check_ids(prompt, param, model.vocabulary)
-        own_limits = limits if top is None else replace(limits, alone_tokens=0)
         max_tokens = _max_tokens(meaning, param, len(prompt), choices, own_limits, clips=clips)
-        if body.min_tokens > max_tokens:
-            raise invalid(
-                "min_tokens", f"'min_tokens' is more than the {counted(max_tokens, 'token')} that may come."
-            )
-        _check_shown_logprobs(meaning, sampling, model.vocabulary, max_tokens * choices.drawn * len(prompts))
+        _check_output(body, meaning, sampling, model.vocabulary, max_tokens, choices.drawn * len(prompts))
         if index and body.seed is None:
             sampling = replace(sampling, seed=_any_seed())
         requests.append(
@@ -131,7 +110,7 @@ def admit(
     return requests
 
 
-def _check_fields(body: GenerationRequest, meaning: Meaning, model: Defaults, bounds: Bounds) -> None:
+def _check_fields(body: GenerationRequest, meaning: Meaning, model: ModelDefaults, bounds: Bounds) -> None:
     """Raise ApiError for fields that contradict each other, the model or the deployment."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
@@ -143,6 +122,23 @@ def _check_fields(body: GenerationRequest, meaning: Meaning, model: Defaults, bo
             check_ids(ids, name, model.vocabulary)
     if body.logprob_token_ids and meaning.top_logprobs is None:
         raise invalid("logprob_token_ids", "'logprob_token_ids' needs 'logprobs'.")
+
+
+def _prompt_alternatives(
+    body: GenerationRequest,
+    meaning: Meaning,
+    prompts: Sequence[Sequence[int]],
+    vocabulary: int,
+    bounds: Bounds,
+) -> tuple[int | None, str]:
+    """Return the alternatives of each token of a prompt, or None, and the field that asks for them. Raises
+    ApiError."""
+    top, param = scored(body) if meaning.shows_prompt else (None, "")
+    if top is None:
+        return None, ""
+    top = alternatives(top, param, vocabulary, bounds.logprobs_max)
+    check_scores(prompts, meaning.drawn, top, param)
+    return top, param
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +194,7 @@ def truncated(tokens: list[int], body: GenerationRequest, meaning: Meaning, limi
     return tokens[len(tokens) - most :] if body.truncation_side == "left" else tokens[:most]
 
 
-def _sampling(body: GenerationRequest, meaning: Meaning, model: Defaults, bounds: Bounds) -> Sampling:
+def _sampling(body: GenerationRequest, meaning: Meaning, model: ModelDefaults, bounds: Bounds) -> Sampling:
     vocabulary, sampling_fields = model.vocabulary, sampling_fields_of(body, model.recommended_sampling)
     bias = {int(key): value for key, value in body.logit_bias.items()}
     for id_ in bias:
@@ -227,14 +223,24 @@ def _top_logprobs(meaning: Meaning, vocabulary: int, bounds: Bounds) -> int | No
     return alternatives(meaning.top_logprobs, meaning.top_logprobs_param, vocabulary, bounds.logprobs_max)
 
 
-def _check_shown_logprobs(meaning: Meaning, sampling: Sampling, vocabulary: int, tokens: int) -> None:
-    """Raise ApiError if `tokens` output tokens have more log-probabilities than one request may show."""
-    tops = sampling.tops(vocabulary) or 0
+def _check_output(
+    body: GenerationRequest,
+    meaning: Meaning,
+    sampling: Sampling,
+    vocabulary: int,
+    max_tokens: int,
+    answers: int,
+) -> None:
+    """Raise ApiError if `min_tokens` does not fit, or for more log-probabilities than one request may show.
+    `answers`: number of all choices, each of `max_tokens`."""
+    if body.min_tokens > max_tokens:
+        may_come = counted(max_tokens, "token")
+        raise invalid("min_tokens", f"'min_tokens' is more than the {may_come} that may come.")
+    tops, tokens = sampling.tops(vocabulary) or 0, max_tokens * answers
     if tops > FEW_LOGPROBS and tops * tokens > SHOWN_LOGPROBS_MAX:
-        why = f"'{meaning.top_logprobs_param}' asks for {tops} log-probabilities of up to {tokens} tokens"
-        raise invalid(
-            meaning.top_logprobs_param, f"{why}; at most {SHOWN_LOGPROBS_MAX} are told of one request."
-        )
+        param = meaning.top_logprobs_param
+        why = f"'{param}' asks for {tops} log-probabilities of up to {tokens} tokens"
+        raise invalid(param, f"{why}; at most {SHOWN_LOGPROBS_MAX} are told of one request.")
 
 
 def _any_seed() -> int:

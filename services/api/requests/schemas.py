@@ -4,9 +4,7 @@ What depends on the model or the running stack is checked by `request_builder`. 
 misspelt parameter must not be served as if it had been understood.
 """
 
-from collections.abc import Iterator
-from functools import cache
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -32,48 +30,35 @@ from baton.api.requests.field_types import (
     DOCUMENTS_MAX,
     FIELDS_MAX,
     FORMATS,
-    FUNCTION_NAME,
     ROLES,
-    STOP_STRINGS_MAX,
     TOOL_CHARS_MAX,
-    AllowedTools,
-    AllowedToolsChoice,
-    ChosenTool,
     Effort,
-    ForcedTool,
+    FunctionName,
+    LogitBias,
     Logprobs,
     Nothing,
     Number,
-    PromptEncoder,
+    Prompts,
     RequestId,
-    StopString,
-    StopStrings,
-    TextPart,
+    Stop,
     TokenId,
-    TokenIdPrompts,
+    ToolChoice,
     Whole,
     Words,
     call_arguments,
-    check_bias_count,
     check_message_count,
     check_tool_count,
     format_type,
-    function_name,
     none_if_false,
-    one_or_many,
     prompt_length,
-    prompt_list,
-    read_tool_choice,
     role_name,
     schema_object,
     shown_as,
-    token_id_key,
 )
-from baton.api.requests.message_history import TEXT_PARTS, chat_message, text_part
+from baton.api.requests.message_history import Content, chat_message
 from baton.api.requests.unsupported_fields import OPENAI_UNSUPPORTED, UnsupportedFields
 from baton.rooms.request import (
     CHOICES_MAX,
-    LOGIT_BIAS_MAX,
     LOGPROB_TOKEN_IDS_MAX,
     STOP_TOKEN_IDS_MAX,
 )
@@ -83,30 +68,6 @@ def _bounded(tool: "Tool") -> "Tool":
     if len(tool.model_dump_json()) > TOOL_CHARS_MAX:
         raise PydanticCustomError("tool", f"it is longer than {TOOL_CHARS_MAX} characters of JSON")
     return tool
-
-
-Content = str | list[str]
-"""Content of a message: a text, or the texts of its parts."""
-
-
-def _content(value: Any) -> Any:
-    """Return the text or the texts of a message's content, which is a text or text parts of any API."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content_type", "it has to be a text or a list of text parts")
-    texts = []
-    for place, part in enumerate(value):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise PydanticCustomError("content_part", f"part {place} is not an object with a type")
-        if part["type"] not in TEXT_PARTS:
-            raise PydanticCustomError(
-                "content_part", f"part {place} has an unsupported type; only 'text' parts are taken"
-            )
-        if not isinstance(text := text_part(part), str):
-            raise PydanticCustomError("content_part", f"part {place} has no text")
-        texts.append(text)
-    return texts
 
 
 class Shape(BaseModel):
@@ -150,9 +111,7 @@ class Message(Shape):
     """One message. `chat_messages` checks what a role needs and may have."""
 
     role: Annotated[str, AfterValidator(role_name), shown_as({"type": "string", "enum": [*ROLES]})]
-    content: (
-        Annotated[Content, BeforeValidator(_content, json_schema_input_type=str | list[TextPart])] | None
-    ) = None
+    content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallParam], FailFast(), Field(max_length=CALLS_MAX)] = Field(
         default_factory=list
@@ -183,11 +142,7 @@ class StreamOptions(Shape):
 class Function(Shape):
     """A function that a model may call."""
 
-    name: Annotated[
-        str,
-        AfterValidator(function_name),
-        shown_as({"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"}),
-    ]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -285,24 +240,8 @@ class Sampled(RecommendedSampling):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[
-        list[StopString],
-        FailFast(),
-        Field(max_length=STOP_STRINGS_MAX),
-        BeforeValidator(one_or_many, json_schema_input_type=StopString | StopStrings),
-    ] = Field(default_factory=list)
-    logit_bias: Annotated[
-        dict[Annotated[str, AfterValidator(token_id_key)], Annotated[Number, Field(ge=-100, le=100)]],
-        BeforeValidator(check_bias_count),
-        shown_as(
-            {
-                "type": "object",
-                "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-                "maxProperties": LOGIT_BIAS_MAX,
-            }
-        ),
-    ] = Field(default_factory=dict)
+    stop: Stop = Field(default_factory=list)
+    logit_bias: LogitBias = Field(default_factory=dict)
 
     min_tokens: Annotated[Whole, Field(ge=0)] = 0
     stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=STOP_TOKEN_IDS_MAX)] = Field(
@@ -412,13 +351,7 @@ class ChatRequest(GenerationRequest, Conversation):
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
-    tool_choice: Annotated[
-        str | ForcedTool | AllowedTools,
-        BeforeValidator(
-            read_tool_choice,
-            json_schema_input_type=Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice,
-        ),
-    ] = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     echo: bool = False
     """Whether the answer begins with the last message's text, if that is the assistant's."""
@@ -426,57 +359,17 @@ class ChatRequest(GenerationRequest, Conversation):
     @property
     def effort(self) -> Effort | None:
         """Reasoning effort, by whichever name it is given."""
-        told = self.reasoning_effort or self.reasoning.effort or self.reasoning.reasoning_effort
-        return "none" if told is None and self.reasoning.enabled is False else told
+        effort = self.reasoning_effort or self.reasoning.effort or self.reasoning.reasoning_effort
+        return "none" if effort is None and self.reasoning.enabled is False else effort
 
 
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[
-        list[str | list[int]],
-        BeforeValidator(
-            prompt_list,
-            json_schema_input_type=str
-            | PromptEncoder
-            | Annotated[list[TokenId], Field(min_length=1)]
-            | TokenIdPrompts,
-        ),
-    ]
+    prompt: Prompts
     add_special_tokens: bool = True
     max_tokens: Annotated[Whole, Field(ge=0)] | None = COMPLETION_TOKENS_DEFAULT
     """Most output tokens. 0: with `echo`, only the prompt is returned."""
     logprobs: Annotated[Logprobs | None, BeforeValidator(none_if_false)] = None
     echo: bool = False
     """Whether the answer begins with the prompt, with its log-probabilities if `logprobs` asks for some."""
-
-
-@cache
-def fields_of(shape: type[Shape]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the fields of each object in a body of this schema, by its path, for
-    `validation_errors`."""
-    known: dict[str, tuple[str, ...]] = {}
-    for path, each in _within(shape, ""):
-        known[path] = (*known.get(path, ()), *names_of(each))
-    return known
-
-
-def _within(shape: type[Shape], path: str) -> Iterator[tuple[str, type[Shape]]]:
-    """Yield the schema and all schemas of its fields, each with its path."""
-    yield path, shape
-    for name, field in shape.model_fields.items():
-        here = f"{path}.{field.alias or name}".lstrip(".")
-        for steps, each in _shapes_of(field.annotation, here):
-            yield from _within(each, steps)
-
-
-def _shapes_of(annotation: Any, path: str) -> Iterator[tuple[str, type[Shape]]]:
-    if isinstance(annotation, type) and issubclass(annotation, Shape):
-        yield path, annotation
-    for each in get_args(annotation):
-        yield from _shapes_of(each, f"{path}.[]" if get_origin(annotation) is list else path)
-
-
-def names_of(shape: type[Shape]) -> tuple[str, ...]:
-    """Return the names of a schema's fields, as callers write them."""
-    return tuple(field.alias or name for name, field in shape.model_fields.items())

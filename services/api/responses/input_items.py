@@ -5,9 +5,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from baton.api.errors import shown
 from baton.api.requests.field_types import CALL_ID_CHARS_MAX, CALLS_MAX, MESSAGES_MAX, call_arguments
-from baton.api.requests.message_history import TEXT_PARTS, is_foreign, text_part, without_envelope
+from baton.api.requests.message_history import TEXT_PARTS, is_foreign, read_content, without_envelope
 from baton.api.requests.schemas import Message, Shape, read_message, reasoning_of
 
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -18,25 +17,9 @@ NO_CALL: Final = "none"
 
 def texts_of(value: Any) -> Any:
     """Return the text of a text, or the texts of a list of parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content_type", "it has to be a text or a list of text parts")
-    if len(value) > PARTS_MAX:
+    if isinstance(value, list) and len(value) > PARTS_MAX:
         raise PydanticCustomError("content_part", f"it holds more than {PARTS_MAX} parts")
-    texts = []
-    for place, part in enumerate(value):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise PydanticCustomError("content_part", f"part {place} is not an object with a type")
-        kind = part["type"]
-        if kind not in TEXT_PARTS:
-            raise PydanticCustomError(
-                "content_part", f"part {place} is of the type '{shown(kind)}'; only texts are served"
-            )
-        if not isinstance(text := text_part(part), str):
-            raise PydanticCustomError("content_part", f"part {place} has no text")
-        texts.append(text)
-    return texts
+    return read_content(value)
 
 
 def _role(value: str) -> str:

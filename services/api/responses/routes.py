@@ -7,6 +7,7 @@ DELETE /v1/responses/{id}
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -66,6 +67,7 @@ def response_routes(
 ) -> APIRouter:
     """Return the routes that compute. `carrier`: signs reasoning that clients carry."""
     router = APIRouter()
+    renderings = _Renderings(model, clock, kept, carrier)
 
     @router.post(
         "/v1/responses",
@@ -78,7 +80,7 @@ def response_routes(
                 note_dropped(request, body)
                 items = looked_up(body, kept, owner_in(request.scope))
                 chat = chat_of(body, items, carrier, terms)
-                return await generating.chat(request, chat, partial(rendering, request, body, items))
+                return await generating.chat(request, chat, partial(renderings.of, request, body, items))
 
     @router.post(
         "/v1/responses/input_tokens",
@@ -97,14 +99,28 @@ def response_routes(
     def note_dropped(request: Request, body: ResponsesRequest) -> None:
         exchange_of(request).drop_tools(dropped_tools(body, is_codex=is_codex(exchange_of(request).headers)))
 
-    def rendering(
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Renderings:
+    """Makes the renderings of responses."""
+
+    model: Model
+    clock: Clock
+    kept: ResponseStore
+    carrier: ReasoningSigner
+
+    def of(
+        self,
         request: Request,
         body: ResponsesRequest,
         items: Sequence[Placed],
         exchange: HttpExchange,
         _: Meaning,
     ) -> ResponsesRendering:
-        owner = owner_in(request.scope)
+        """Return the rendering of one response. `items`: what it answers."""
+        kept, model, owner = self.kept, self.model, owner_in(request.scope)
         number = secrets.token_hex(NUMBER_BYTES) if exchange.has_own_id else exchange.request_id
         names, keeps = ResponseIds(number), body.store and kept.takes
         read = (
@@ -114,25 +130,18 @@ def response_routes(
         def keep(answer: Mapping[str, Any]) -> bool:
             return keeps and kept.keep(answer, read, owner)
 
-        head = head_of(
-            body,
-            names.answer,
-            body.model or model.name,
-            sampling_fields_of(body, model.recommended_sampling),
-            clock.wall_ms() // 1000,
-            kept=keeps,
-        )
+        def now_s() -> int:
+            return self.clock.wall_ms() // 1000
+
+        sampling = sampling_fields_of(body, model.recommended_sampling)
+        head = head_of(body, names.answer, body.model or model.name, sampling, now_s(), kept=keeps)
         making = ResponseBuilder(
             names,
             functions_of(body),
-            carrier if THOUGHTS in body.include else None,
+            self.carrier if THOUGHTS in body.include else None,
             summarised=body.summary is not None,
         )
-        return ResponsesRendering(
-            head, making, model, keep, lambda: clock.wall_ms() // 1000, logprobs=LOGPROBS in body.include
-        )
-
-    return router
+        return ResponsesRendering(head, making, model, keep, now_s, logprobs=LOGPROBS in body.include)
 
 
 def stored_response_routes(kept: ResponseStore) -> APIRouter:

@@ -13,7 +13,7 @@ from baton.api.errors import ApiError
 from baton.api.http.request_bodies import parse
 from baton.api.messages.message_request import ELSEWHERE, MESSAGES_UNSUPPORTED, CountRequest, MessagesRequest
 from baton.api.messages.message_translation import translated
-from baton.api.requests.schemas import fields_of
+from baton.api.requests.schema_fields import fields_of
 from baton.api.settings import ApiSettings
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend, batch, saying

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from baton.api.errors import ApiError, invalid
 from baton.api.http.request_bodies import parse
+from baton.api.requests.schema_fields import fields_of
 from baton.api.requests.schemas import (
     ChatRequest,
     CompletionRequest,
     Message,
     Shape,
     StreamOptions,
-    fields_of,
 )
 from baton.api.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from baton.api.requests.unsupported_fields import HARMLESS, IGNORED, INSTEAD, NOT_SERVED
