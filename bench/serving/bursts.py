@@ -77,25 +77,25 @@ class _Bursts:
         ]
         if plan.rate:
             count = round(plan.rate * plan.seconds)
-            arrivals = [index / plan.rate for index in range(count)]
-            flow = await self._watched("flow", count, min(rate, plan.rate), arrivals)
+            flow = await self._watched("flow", count, min(rate, plan.rate), plan.rate)
             loads.append({"a_second": plan.rate, "seconds": plan.seconds, **flow})
         sustained = {"output_tokens": self._workload.output_tokens, "sustained_requests_s": round(rate, 1)}
         return {**sustained, "loads": loads}
 
     async def _load(
-        self, run: str, count: int, concurrency: int, arrivals_s: Sequence[float] | None = None
+        self, run: str, count: int, concurrency: int, arrivals: float | None = None
     ) -> LoadResult:
+        """Send `count` requests. `arrivals`: requests a second, without bound if None."""
         bodies = self._workload.bodies(self._model, count, run)
         path = self._workload.endpoint.path
-        return await run_load(self._client, path, bodies, concurrency, self._plan.timeout_s, arrivals_s)
+        return await run_load(self._client, path, bodies, concurrency, self._plan.timeout_s, arrivals)
 
     async def _watched(
-        self, run: str, count: int, rate: float, arrivals_s: Sequence[float] | None = None
+        self, run: str, count: int, rate: float, arrivals: float | None = None
     ) -> dict[str, Any]:
         url = str(self._client.base_url).rstrip("/")
         before = counts(url, WATCHED)
-        result = await self._load(run, count, count, arrivals_s)
+        result = await self._load(run, count, count, arrivals)
         return _summary(result, rate, before, counts(url, WATCHED))
 
 

@@ -47,10 +47,10 @@ from typing import Annotated, Any, Final
 
 import typer
 import uvloop
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from baton.cli.load_benchmark import LoadShape, NotMeasurable, Workload, find_model, measure
-from baton.cli.load_client import connect
+from baton.cli.load_benchmark import NotMeasurable, Workload, find_model, measure
+from baton.cli.load_client import LoadResult, connect
 from baton.models.model_files import prepare, resolve
 from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.service_process import report_startup_error
@@ -93,6 +93,12 @@ class Load(BaseModel):
     tokens_max: int | None = None
     ttft_slo_ms: float | None = None
     tpot_slo_ms: float | None = None
+
+    @model_validator(mode="after")
+    def _has_goodput(self) -> "Load":
+        if not self.trace and (self.ttft_slo_ms, self.tpot_slo_ms) != (None, None):
+            raise ValueError("ttft_slo_ms and tpot_slo_ms need a trace: aiperf measures goodput")
+        return self
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -208,16 +214,17 @@ def _measure(system: System, load: Load, number: int, folder: Path) -> Iterator[
         return
     workload = Workload(load.prompt_tokens, load.output_tokens, vocabulary=load.vocabulary)
     for level, concurrency, requests in zip(load.levels, load.concurrency, load.requests, strict=True):
-        shape = LoadShape(requests, concurrency)
+        run = f"{number} at {concurrency}"
+        result = uvloop.run(_load(system.spec.url, workload, requests, concurrency, load.warm_up, run))
+        yield level, _values(result.summary(), {name: name for name in MEASURES})
 
-        async def run(shape: LoadShape = shape) -> dict[str, Any]:
-            async with connect(system.spec.url) as client:
-                run_name = f"{number} at {shape.concurrency}"
-                _, result = await measure(client, workload, shape, warm_up=load.warm_up, run=run_name)
-            goodput = {"goodput": result.goodput(load.ttft_slo_ms, load.tpot_slo_ms)}
-            return result.summary() | goodput
 
-        yield level, _values(uvloop.run(run()), {name: name for name in MEASURES})
+async def _load(
+    url: str, workload: Workload, requests: int, concurrency: int, warm_up: int, run: str
+) -> LoadResult:
+    async with connect(url) as client:
+        _, result = await measure(client, workload, requests, concurrency, warm_up=warm_up, run=run)
+    return result
 
 
 def _replay(system: System, load: Load, number: int, folder: Path) -> Figures:

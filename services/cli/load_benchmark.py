@@ -1,9 +1,8 @@
-"""One load test of an OpenAI-compatible server: its prompts, its schedule and its figures."""
+"""One load test of an OpenAI-compatible server: its prompts and its figures."""
 
 import json
 import random
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -14,25 +13,9 @@ from baton.runtime.errors import StartupError
 
 FIRST_ID: Final = 100
 """Smallest token id drawn. Smaller ones are special tokens in many vocabularies."""
-MAX_IN_FLIGHT: Final = 1024
-"""Most requests at a time of a load with a rate. Later ones wait in the client."""
 WORDS: Final = (
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "a",
-    "is",
-    "that",
-    "for",
-    "it",
-    "was",
-    "on",
-    "are",
-    "as",
-    "with",
-    "at",
+    *("the", "of", "and", "to", "in", "a", "is", "that"),
+    *("for", "it", "was", "on", "are", "as", "with", "at"),
 )
 """Words of one token each, with the space before, in most vocabularies."""
 TEXT_ONLY: Final = ("HTTP 400", "HTTP 415", "HTTP 422")
@@ -89,26 +72,6 @@ class Workload:
         return body | {"prompt": text if self.as_text else ids}
 
 
-@dataclass(frozen=True, slots=True)
-class LoadShape:
-    """How many requests come, and when."""
-
-    requests: int
-    concurrency: int
-    """Most requests at a time."""
-    rate: float | None = None
-    """Requests a second, as independent callers send them. None: as many as the concurrency allows."""
-
-    def arrivals_s(self, seed: int) -> list[float] | None:
-        if self.rate is None:
-            return None
-        rng, at, arrivals = random.Random(f"{seed} arrivals"), 0.0, list[float]()  # noqa: S311
-        for _ in range(self.requests):
-            arrivals.append(at)
-            at += rng.expovariate(self.rate)
-        return arrivals
-
-
 async def find_model(client: httpx.AsyncClient) -> str:
     """Return the first model that the server lists. Raises NotMeasurable."""
     try:
@@ -123,7 +86,8 @@ async def find_model(client: httpx.AsyncClient) -> str:
 async def measure(
     client: httpx.AsyncClient,
     workload: Workload,
-    shape: LoadShape,
+    requests: int,
+    concurrency: int,
     *,
     model: str = "",
     warm_up: int = 4,
@@ -132,28 +96,24 @@ async def measure(
 ) -> tuple[dict[str, Any], LoadResult]:
     """Return the test's settings, and the result of its requests. Raises NotMeasurable.
 
-    A server that refuses token ids gets words instead, about one token each.
+    concurrency: requests at a time. A server that refuses token ids gets words, about one token each.
     """
     name = model or await find_model(client)
 
-    async def send(bodies: list[bytes], concurrency: int, arrivals: list[float] | None = None) -> LoadResult:
-        return await run_load(client, workload.endpoint.path, bodies, concurrency, timeout_s, arrivals)
+    async def send(run: str, count: int) -> LoadResult:
+        bodies = workload.bodies(name, count, run)
+        return await run_load(client, workload.endpoint.path, bodies, concurrency, timeout_s)
 
-    probe = await send(workload.bodies(name, 1, "probe"), 1)
-    if _is_text_only(workload, probe.failures):
-        workload = Workload(**asdict(workload) | {"as_text": True})
-        probe = await send(workload.bodies(name, 1, "probe"), 1)
+    probe = await send("probe", 1)
+    refused = any(each.startswith(TEXT_ONLY) for each in probe.failures)
+    if refused and workload.endpoint is ApiEndpoint.COMPLETIONS:
+        workload = replace(workload, as_text=True)
+        probe = await send("probe", 1)
     if not probe.answers:
         raise NotMeasurable(f"the first request was not answered: {probe.failures[0]}")
-    await send(workload.bodies(name, warm_up, "warm-up"), shape.concurrency)
-    bodies = workload.bodies(name, shape.requests, run)
-    result = await send(bodies, shape.concurrency, shape.arrivals_s(workload.seed))
+    await send("warm-up", warm_up)
+    result = await send(run, requests)
     if not result.answers:
         raise NotMeasurable(f"no request was answered: {result.failures[0]}")
-    load = {"concurrency": shape.concurrency} if shape.rate is None else {"rate": shape.rate}
-    return {"url": str(client.base_url), "model": name, "load": asdict(workload) | load}, result
-
-
-def _is_text_only(workload: Workload, failures: Iterable[str]) -> bool:
-    takes_ids = workload.endpoint is ApiEndpoint.COMPLETIONS and not workload.as_text
-    return takes_ids and any(each.startswith(TEXT_ONLY) for each in failures)
+    load = asdict(workload) | {"concurrency": concurrency}
+    return {"url": str(client.base_url), "model": name, "load": load}, result

@@ -212,6 +212,7 @@ def test_medians_are_over_rounds_and_ratios_are_of_medians() -> None:
         ("x = 1\nsystems = []", "x"),
         ('systems = [{name = "a", url = "u", cpu = [1]}]', "cpu"),
         ('systems = []\nload = [{prompt_tokens = "x"}]', "prompt_tokens"),
+        ("systems = []\nload = [{tpot_slo_ms = 9}]", "tpot_slo_ms need a trace"),
         ("= 1", "Invalid"),
     ],
 )

@@ -53,12 +53,12 @@ EVENTS: Final = (
 
 
 def test_an_answer_is_its_tokens_and_half_an_answer_has_none() -> None:
-    whole = Response(1.0, 200, [(2.0, EVENTS[0]), (5.0, EVENTS[1]), (5.5, EVENTS[2])], 5.5)
+    whole = Response(1.0, 200, [(2.0, EVENTS[0]), (5.0, EVENTS[1]), (5.5, EVENTS[2])])
     chat = chat_of(whole)
     assert (chat.ids, chat.status, chat.ttft_s, chat.longest_gap_s) == ((5, 6, 7), "200", 1.0, 3.0)
-    half = chat_of(Response(1.0, 200, [(2.0, EVENTS[0])], 5.5))
+    half = chat_of(Response(1.0, 200, [(2.0, EVENTS[0])]))
     assert (half.ids, half.status) == ((), "broken")
-    refused = chat_of(Response(1.0, 503, [(2.0, b'{"error": {"message": "full"}}')], 2.0))
+    refused = chat_of(Response(1.0, 503, [(2.0, b'{"error": {"message": "full"}}')]))
     assert (refused.ids, refused.status, refused.failure) == ((), "503", "HTTP 503: full")
     assert chat_of("no connection").status == "no answer"
 
