@@ -55,7 +55,7 @@ class _ChatTurn:
     """Path of the turn's first message."""
     texts: list[tuple[str, str]] = field(default_factory=list)
     """Texts with their paths. The next fields have paths likewise."""
-    thoughts: list[tuple[str, str]] = field(default_factory=list)
+    reasoning: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[ToolUse, str]] = field(default_factory=list)
     results: list[tuple[ToolResult, str]] = field(default_factory=list)
     said: bool = False
@@ -142,7 +142,7 @@ def _add_block(turn: _ChatTurn, block: Block, path: str) -> None:
         case TextBlockParam(text=text):
             _add_text(turn, text, f"{path}.text")
         case ThinkingBlockParam(thinking=text):
-            turn.thoughts.append((text, path))
+            turn.reasoning.append((text, path))
         case ToolUse():
             turn.calls.append((block, path))
         case ToolResult():
@@ -170,9 +170,9 @@ def _messages_of(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
     paths = {"": turn.here, ".content": turn.texts[0][1] if len(texts) == 1 else content}
     if len(texts) > 1:
         paths |= _paths(turn.texts)
-    if turn.thoughts:
-        said["reasoning_content"] = BETWEEN.join(text for text, _ in turn.thoughts)
-        paths[".reasoning_content"] = f"{turn.thoughts[0][1]}.thinking"
+    if turn.reasoning:
+        said["reasoning_content"] = BETWEEN.join(text for text, _ in turn.reasoning)
+        paths[".reasoning_content"] = f"{turn.reasoning[0][1]}.thinking"
     if turn.calls:
         said["tool_calls"] = [_call(call) for call, _ in turn.calls]
         said["content"] = said["content"] or None

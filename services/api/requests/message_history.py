@@ -188,9 +188,9 @@ def _take_parts(message: dict[str, Any]) -> None:
         return
     paired = [*zip(kinds, content, strict=True)]
     message["content"] = [part for kind, part in paired if kind not in OTHER_PARTS] or None
-    thoughts = [part for kind, part in paired if kind in REASONING_PARTS]
-    if thoughts and not any(message.get(name) for name in REASONING):
-        message["reasoning_content"] = _joined(thoughts, REASONING_PARTS)
+    reasoning = [part for kind, part in paired if kind in REASONING_PARTS]
+    if reasoning and not any(message.get(name) for name in REASONING):
+        message["reasoning_content"] = _joined(reasoning, REASONING_PARTS)
     uses = [part for kind, part in paired if kind == CALL_PART]
     if uses and not message.get("tool_calls"):
         message["tool_calls"] = [_used(part) for part in uses]

@@ -36,15 +36,15 @@ class _AssistantTurn:
 
     place: int
     """Index of its message."""
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     said: list[str] | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant"}
-        if self.thoughts:
-            message["reasoning_content"] = "".join(self.thoughts)
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
         if self.said is not None:
             message["content"] = "".join(self.said)
         if self.calls:
@@ -118,14 +118,14 @@ class MessageBuilder:
         turn.said.append(text)
 
     def _add_reasoning(self, item: ReasoningItem, path: str) -> None:
-        thoughts = self._reasoning_of(item, path)
-        if not thoughts:
+        reasoning = self._reasoning_of(item, path)
+        if not reasoning:
             return
         turn = self._turn(path)
         if turn.said is not None or turn.calls:
             turn = self._next(path)
         self._paths.setdefault(f"messages[{turn.place}].reasoning_content", path)
-        turn.thoughts.append(thoughts)
+        turn.reasoning.append(reasoning)
 
     def _reasoning_of(self, item: ReasoningItem, path: str) -> str:
         """Return signed reasoning, else reasoning as text, else its summary. Raises ApiError."""

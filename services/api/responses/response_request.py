@@ -36,7 +36,7 @@ from baton.api.responses.input_items import ChatItem, Id, Item, few_items, kind_
 from baton.api.responses.response_unsupported import RESPONSES_UNSUPPORTED
 
 LOGPROBS: Final = "message.output_text.logprobs"
-THOUGHTS: Final = "reasoning.encrypted_content"
+ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 METADATA_MAX: Final = 16
 METADATA_NAME_CHARS_MAX: Final = 64
 METADATA_CHARS_MAX: Final = 512
@@ -44,8 +44,10 @@ METADATA_CHARS_MAX: Final = 512
 
 
 def _included(value: str) -> str:
-    if value not in (LOGPROBS, THOUGHTS):
-        raise PydanticCustomError("include", f"'{shown(value)}' is not served; {LOGPROBS} and {THOUGHTS} are")
+    if value not in (LOGPROBS, ENCRYPTED_REASONING):
+        raise PydanticCustomError(
+            "include", f"'{shown(value)}' is not served; {LOGPROBS} and {ENCRYPTED_REASONING} are"
+        )
     return value
 
 

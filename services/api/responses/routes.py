@@ -39,7 +39,7 @@ from baton.api.responses.response_objects import (
     ResponseTokenCount,
 )
 from baton.api.responses.response_rendering import ResponsesRendering
-from baton.api.responses.response_request import LOGPROBS, THOUGHTS, ResponsesRequest
+from baton.api.responses.response_request import ENCRYPTED_REASONING, LOGPROBS, ResponsesRequest
 from baton.api.responses.response_store import ResponseStore, StoredResponse
 from baton.api.responses.response_translation import (
     chat_of,
@@ -138,7 +138,7 @@ class _Renderings:
         making = ResponseBuilder(
             names,
             functions_of(body),
-            self.carrier if THOUGHTS in body.include else None,
+            self.carrier if ENCRYPTED_REASONING in body.include else None,
             summarised=body.summary is not None,
         )
         return ResponsesRendering(head, making, model, keep, now_s, logprobs=LOGPROBS in body.include)

@@ -28,8 +28,8 @@ class ReasoningSigner:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def wrap(self, thoughts: str) -> str:
-        text = thoughts.encode("utf-8", "surrogatepass")
+    def wrap(self, reasoning: str) -> str:
+        text = reasoning.encode("utf-8", "surrogatepass")
         return MARK + base64.urlsafe_b64encode(self._sign(text) + text).decode()
 
     def unwrap(self, carried: str) -> str:

@@ -54,7 +54,7 @@ class ModelFormats:
     def names(self) -> dict[str, str]:
         return {
             "calls": _name(self.calls) if self.template is None else TEMPLATE,
-            "thoughts": _name(self.reasoning),
+            "reasoning": _name(self.reasoning),
         }
 
 

@@ -50,7 +50,7 @@ FILES: Final = {
     "prompts that are scored": "prompts_that_are_scored",
     "structured output": "structured_output",
     "tools": "tools",
-    "thoughts": "thoughts",
+    "reasoning": "reasoning",
     "tokens": "tokens",
     "`/v1/responses`": "responses",
     "`/v1/messages`": "messages",

@@ -29,14 +29,14 @@ THINKING: Final = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
     "{% if opens %}<think>\n{% endif %}{% endif %}"
 )
-THOUGHT: Final = "<think>\nHm, they ask.\n</think>\n\nHello"
+REASONED: Final = "<think>\nHm, they ask.\n</think>\n\nHello"
 
 
-def served(template: str, thoughts: str = AUTO) -> ServedModel:
+def served(template: str, reasoning: str = AUTO) -> ServedModel:
     reference = copy(tiny.byte_level())
     reference.chat_template = template
     tokenizer = Tokenizer(reference)
-    forms = model_formats(tokenizer, "", reasoning=thoughts)
+    forms = model_formats(tokenizer, "", reasoning=reasoning)
     return ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), formats=forms)
 
 
@@ -59,73 +59,73 @@ async def message(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said", "content", "thought"),
+    ("fields", "said", "content", "reasoning"),
     [
-        ({}, THOUGHT, "Hello", "Hm, they ask."),
+        ({}, REASONED, "Hello", "Hm, they ask."),
         ({}, "Hello", "Hello", None),
-        ({"include_reasoning": False}, THOUGHT, "Hello", None),
-        ({"separate_reasoning": False}, THOUGHT, THOUGHT, None),
+        ({"include_reasoning": False}, REASONED, "Hello", None),
+        ({"separate_reasoning": False}, REASONED, REASONED, None),
         ({"chat_template_kwargs": {"opens": True}}, "Hm.\n</think>\n\nHello", "Hello", "Hm."),
         ({"chat_template_kwargs": {"opens": True}}, "Hm, no end", None, "Hm, no end"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "Hello", "Hello", None),
         ({"reasoning_effort": "none"}, "Hello", "Hello", None),
-        ({"reasoning": {"exclude": True}}, THOUGHT, "Hello", None),
+        ({"reasoning": {"exclude": True}}, REASONED, "Hello", None),
         ({"messages": [{"role": "user", "content": "What is <think>?"}]}, "A mark.", "A mark.", None),
     ],
 )
-async def test_thoughts_are_told_apart(
+async def test_reasoning_is_separated(
     http: httpx.AsyncClient,
     backend: ScriptedBackend,
     fields: dict[str, Any],
     said: str,
     content: str | None,
-    thought: str | None,
+    reasoning: str | None,
 ) -> None:
     backend.script = lambda _: saying(said)
     told = await message(http, **fields)
     assert told["content"] == content
-    assert told.get("reasoning_content") == told.get("reasoning") == thought
+    assert told.get("reasoning_content") == told.get("reasoning") == reasoning
 
 
-async def test_thoughts_are_streamed_before_the_answer(
+async def test_reasoning_is_streamed_before_the_answer(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: saying(THOUGHT)
+    backend.script = lambda _: saying(REASONED)
     reply = await http.post(CHAT, json=chat(stream=True))
     chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
     deltas = [each["choices"][0]["delta"] for each in chunks]
     assert "".join(each["reasoning_content"] or "" for each in deltas) == "Hm, they ask."
     assert all(each.get("reasoning_content") == each.get("reasoning") for each in deltas)
     assert "".join(each.get("content") or "" for each in deltas) == "Hello"
-    kinds = ["thought" if "reasoning" in each else "answer" for each in deltas[1:-1]]
+    kinds = ["reasoning" if "reasoning" in each else "answer" for each in deltas[1:-1]]
     assert kinds == sorted(kinds, reverse=True)
     assert len(kinds) > 3
 
 
 @pytest.mark.parametrize(
-    ("said", "finish", "thought"), [(THOUGHT, STOP, "Hm, they ask."), (THOUGHT[:16], LENGTH, "Hm, they")]
+    ("said", "finish", "reasoning"), [(REASONED, STOP, "Hm, they ask."), (REASONED[:16], LENGTH, "Hm, they")]
 )
-async def test_a_thought_that_is_not_streamed_comes_in_one_piece(
-    http: httpx.AsyncClient, backend: ScriptedBackend, said: str, finish: FinishReason, thought: str
+async def test_reasoning_that_is_not_streamed_comes_in_one_piece(
+    http: httpx.AsyncClient, backend: ScriptedBackend, said: str, finish: FinishReason, reasoning: str
 ) -> None:
     """This holds for reasoning that is cut off, too."""
     backend.script = lambda _: saying(said, finish=finish)
     reply = await http.post(CHAT, json=chat(stream=True, stream_reasoning=False))
     chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
     deltas = [each["choices"][0]["delta"] for each in chunks]
-    assert [each["reasoning"] for each in deltas if "reasoning" in each] == [thought]
+    assert [each["reasoning"] for each in deltas if "reasoning" in each] == [reasoning]
     whole = await message(http, stream_reasoning=False)
-    assert whole["reasoning"] == thought
+    assert whole["reasoning"] == reasoning
     assert "".join(each.get("content") or "" for each in deltas) == (whole["content"] or "")
 
 
-async def test_tokens_of_thoughts_are_counted(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+async def test_tokens_of_reasoning_are_counted(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
     backend.script = lambda _: saying("Hm.</think>Hello")
     for fields in ({}, {"include_reasoning": False}):
         body = chat(chat_template_kwargs={"opens": True}, **fields)
         usage = (await http.post(CHAT, json=body)).json()["usage"]
-        thought = usage["completion_tokens_details"]["reasoning_tokens"]
-        assert len(tiny.ids("Hm.")) < thought < usage["completion_tokens"] - len(tiny.ids("ello"))
+        reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+        assert len(tiny.ids("Hm.")) < reasoning < usage["completion_tokens"] - len(tiny.ids("ello"))
     backend.script = lambda _: saying("Hello")
     usage = (await http.post(CHAT, json=chat())).json()["usage"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
@@ -143,7 +143,7 @@ async def test_a_stop_string_counts_in_content_alone_and_a_limit_everywhere(
     deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
     for key in ("reasoning_content", "content"):
         assert "".join(each.get(key) or "" for each in deltas) == message[key]
-    backend.script = lambda _: saying(THOUGHT[:16], finish=LENGTH)
+    backend.script = lambda _: saying(REASONED[:16], finish=LENGTH)
     reply = (await http.post(CHAT, json=chat())).json()["choices"][0]
     assert (reply["message"]["content"], reply["finish_reason"]) == (None, "length")
 
@@ -161,7 +161,7 @@ NOT_THINKING: Final = "<think>\n\n</think>\n\n"
         ({"enabled": False}, "none", False),
     ],
 )
-async def test_the_reasoning_object_says_how_much_is_thought(
+async def test_the_reasoning_object_has_an_effort(
     http: httpx.AsyncClient, backend: ScriptedBackend, reasoning: dict[str, Any], effort: str, thinks: bool
 ) -> None:
     await message(http, reasoning=reasoning)
@@ -192,10 +192,8 @@ async def test_what_a_template_asks_for_is_given_to_it(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
     earlier = {"role": "assistant", "content": "Hello", "reasoning_content": "Hm.", "refusal": None}
-    for thought in (earlier, {"role": "assistant", "content": "Hello", "reasoning": "Hm."}):
-        await message(
-            http, messages=[USER, thought, USER], reasoning_effort="low", documents=[{"title": "A"}]
-        )
+    for turn in (earlier, {"role": "assistant", "content": "Hello", "reasoning": "Hm."}):
+        await message(http, messages=[USER, turn, USER], reasoning_effort="low", documents=[{"title": "A"}])
         assert "<|start|>assistant\n<think>\nHm.\n</think>\nHello<|end|>" in prompt(backend)
         assert "[A]low<|start|>" in prompt(backend)
     await message(http, messages=[USER, {"role": "assistant", "content": None, "reasoning": "Hm"}, USER])
@@ -260,10 +258,10 @@ async def test_documents_are_refused_where_they_would_not_be_shown(backend: Scri
     check(reply, 400, "documents", "unsupported_value")
 
 
-def test_no_reasoning_parser_leaves_thoughts_in_the_answer() -> None:
-    assert served(THINKING).formats.names["thoughts"] == "think"
-    assert served(THINKING, "none").formats.names["thoughts"] == "none"
-    assert served(tiny.CHAT_TEMPLATE, "qwen3").formats.names["thoughts"] == "think"
+def test_no_reasoning_parser_leaves_reasoning_in_the_answer() -> None:
+    assert served(THINKING).formats.names["reasoning"] == "think"
+    assert served(THINKING, "none").formats.names["reasoning"] == "none"
+    assert served(tiny.CHAT_TEMPLATE, "qwen3").formats.names["reasoning"] == "think"
 
 
 async def test_a_chat_may_bring_its_template_where_that_is_trusted(backend: ScriptedBackend) -> None:

@@ -169,7 +169,7 @@ async def test_usage_so_far_in_each_chunk(
     assert all("usage" not in chunk for chunk in await events(http, path, body | {"stream_options": options}))
 
 
-NO_THOUGHT: Final = {"reasoning_content": None, "reasoning": None}
+NO_REASONING: Final = {"reasoning_content": None, "reasoning": None}
 
 
 async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
@@ -186,7 +186,7 @@ async def test_whole_chat(http: httpx.AsyncClient, backend: ScriptedBackend) -> 
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None, **NO_THOUGHT},
+                "message": {"role": "assistant", "content": text, "refusal": None, **NO_REASONING},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,

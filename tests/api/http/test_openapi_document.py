@@ -15,7 +15,7 @@ from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.requests.unsupported_fields import HARMLESS, IGNORED
 from baton.rooms.request import Request
-from tests.api.chat.test_reasoning import THINKING, THOUGHT, served
+from tests.api.chat.test_reasoning import REASONED, THINKING, served
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS
 from tests.api.scripted import ScriptedBackend, Step, saying
 from tests.api.test_api_page import PAGE
@@ -204,7 +204,7 @@ async def test_what_is_told_to_be_taken_is_taken_and_answered_as_it_is_told(
 async def test_reasoning_is_answered_as_it_is_described(
     backend: ScriptedBackend, told: dict[str, Any], path: str, body: dict[str, Any]
 ) -> None:
-    backend.script = lambda _: saying(THOUGHT)
+    backend.script = lambda _: saying(REASONED)
     app = create_app(backend, served(THINKING), CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         whole = await http.post(path, json=body)

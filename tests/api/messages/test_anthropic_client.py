@@ -16,7 +16,7 @@ from baton.rooms.errors import Reason
 from baton.runtime.listening_ports import bind_port
 from baton.web.http_server import serve_http
 from tests.api import tiny
-from tests.api.chat.test_reasoning import THINKING, THOUGHT, served
+from tests.api.chat.test_reasoning import REASONED, THINKING, served
 from tests.api.scripted import LENGTH, ScriptedBackend, Step, batch, saying
 
 HELLO: Final[list[Any]] = [{"role": "user", "content": "Say hello"}]
@@ -177,16 +177,16 @@ async def test_the_clients_own_loop_over_tools_comes_to_its_end(
     assert "sunny in Paris" in told(backend.asked[-1].prompt)
 
 
-async def test_thoughts_are_blocks_where_they_are_asked_for_and_come_back_as_history(
+async def test_reasoning_is_blocks_where_it_is_requested_and_comes_back_as_history(
     thinker: anthropic.AsyncAnthropic, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: saying(THOUGHT)
+    backend.script = lambda _: saying(REASONED)
     on: dict[str, Any] = {**ASKED, "max_tokens": 100, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     whole = await thinker.messages.create(**on)
-    thought, text = whole.content
-    assert isinstance(thought, anthropic.types.ThinkingBlock)
+    thinking, text = whole.content
+    assert isinstance(thinking, anthropic.types.ThinkingBlock)
     assert isinstance(text, anthropic.types.TextBlock)
-    assert (thought.thinking, bool(thought.signature), text.text) == ("Hm, they ask.", True, "Hello")
+    assert (thinking.thinking, bool(thinking.signature), text.text) == ("Hm, they ask.", True, "Hello")
     assert whole.usage.output_tokens_details is not None
     assert whole.usage.output_tokens_details.thinking_tokens > 0
     async with thinker.messages.stream(**on) as stream:
@@ -206,10 +206,10 @@ async def test_thoughts_are_blocks_where_they_are_asked_for_and_come_back_as_his
 
 
 @pytest.mark.parametrize("thinking", [{}, {"thinking": {"type": "disabled"}}])
-async def test_who_asks_for_no_thoughts_gets_none(
+async def test_a_request_without_thinking_gets_none(
     thinker: anthropic.AsyncAnthropic, backend: ScriptedBackend, thinking: dict[str, Any]
 ) -> None:
-    backend.script = lambda _: saying(THOUGHT)  # of a model that thinks all the same
+    backend.script = lambda _: saying(REASONED)  # of a model that thinks all the same
     reply = await thinker.messages.create(**ASKED, **thinking)
     assert [block.type for block in reply.content] == ["text"]
     prompt = told(backend.asked[-1].prompt)

@@ -34,18 +34,18 @@ SCHEMA: Final = {"type": "object", "properties": {"text": {"type": "string"}, "n
 CALL: Final = (
     '<tool_call>\n{"name": "write", "arguments": {"n": 12, "text": "This \\u00e9 is"}}\n</tool_call>'
 )
-THOUGHT: Final = "<think>\nHm.\n</think>\n\n"
+REASONED: Final = "<think>\nHm.\n</think>\n\n"
 ANSWERS: Final[dict[str, tuple[str, Any, bool]]] = {
     "a text": ("Hello world", STOP, False),
     "a text that was cut off": ("Hello wor", LENGTH, False),
     "nothing": ("", STOP, False),
-    "reasoning and a text": (f"{THOUGHT}Hello", STOP, False),
+    "reasoning and a text": (f"{REASONED}Hello", STOP, False),
     "reasoning alone": ("<think>\nHm, and", LENGTH, False),
     "a free call": (CALL, STOP, False),
     "a free call that was cut off": (CALL[:60], LENGTH, False),
-    "reasoning, a text and calls": (f"{THOUGHT}I write.\n{CALL}\n{CALL}", STOP, False),
+    "reasoning, a text and calls": (f"{REASONED}I write.\n{CALL}\n{CALL}", STOP, False),
     "a forced call": (CALL, STOP, True),
-    "reasoning and a forced call": (THOUGHT + CALL, STOP, True),
+    "reasoning and a forced call": (REASONED + CALL, STOP, True),
     **{
         f"a forced call that was cut off at {end}": (CALL[:end], LENGTH, True)
         for end in (30, 46, 50, 53, 60, 65, 68, 72, 76, 77, 79)

@@ -252,9 +252,9 @@ def test_what_is_kept_has_no_more_than_its_bytes() -> None:
     assert (len(kept), kept.size) == (0, 0)
 
 
-def test_thoughts_are_taken_by_the_key_that_signed_them() -> None:
+def test_reasoning_is_taken_by_the_key_that_signed_it() -> None:
     one, same, other = ReasoningSigner(b"k" * 32), ReasoningSigner(b"k" * 32), ReasoningSigner(b"o" * 32)
-    for thoughts in ("", "Hm, 東京 \ud800", "x" * 5000):
-        assert same.unwrap(one.wrap(thoughts)) == thoughts
+    for reasoning in ("", "Hm, 東京 \ud800", "x" * 5000):
+        assert same.unwrap(one.wrap(reasoning)) == reasoning
         with pytest.raises(NotOurs):
-            other.unwrap(one.wrap(thoughts))
+            other.unwrap(one.wrap(reasoning))

@@ -42,7 +42,7 @@ SPACE: Final[dict[str, Any]] = {
     "tools": [{"type": "function", "name": "find", "description": "By name.", "parameters": {}}],
 }
 CALL: Final = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-THOUGHT: Final = "<think>\nHm, they ask.\n</think>\n\nHello"
+REASONED: Final = "<think>\nHm, they ask.\n</think>\n\nHello"
 TEMPLATE: Final = (
     "{% for m in messages %}<|start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
@@ -258,7 +258,7 @@ async def test_parse_gives_an_object(client: openai.AsyncOpenAI, backend: Script
 async def test_every_event_of_a_stream_in_its_place(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: saying(f"{THOUGHT}\n{CALL}")
+    backend.script = lambda _: saying(f"{REASONED}\n{CALL}")
     events = await events_of(client, tools=[WEATHER])
     kinds = [event.type.removeprefix("response.") for event in events]
     assert list(dict.fromkeys(kinds[:4])) == [
@@ -289,8 +289,8 @@ async def test_every_event_of_a_stream_in_its_place(
     whole = await ask(client, tools=[WEATHER])
     assert [_said(each) for each in whole.output] == [_said(each) for each in last.response.output]
     assert whole.usage == last.response.usage
-    thought = "".join(each.delta for each in events if each.type == "response.reasoning_text.delta")
-    assert thought == "Hm, they ask."
+    reasoning = "".join(each.delta for each in events if each.type == "response.reasoning_text.delta")
+    assert reasoning == "Hm, they ask."
 
 
 def _said(item: Any) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _said(item: Any) -> dict[str, Any]:
 async def test_the_clients_own_stream_joins_to_what_is_told_at_its_end(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: saying(f"{THOUGHT}\n{CALL}")
+    backend.script = lambda _: saying(f"{REASONED}\n{CALL}")
     async with client.responses.stream(
         model=tiny.MODEL, input="hi", tools=cast(Any, [WEATHER]), reasoning={"summary": "auto"}
     ) as stream:
@@ -312,18 +312,18 @@ async def test_the_clients_own_stream_joins_to_what_is_told_at_its_end(
     assert texts[-1] == final.output_text == "Hello"
     calls = [each for each in events if each.type == "response.function_call_arguments.delta"]
     assert calls[-1].snapshot == '{"city": "Paris"}'
-    thoughts = [each.delta for each in events if each.type == "response.reasoning_summary_text.delta"]
-    assert "".join(thoughts) == "Hm, they ask."
-    thought = final.output[0]
-    assert thought.type == "reasoning"
-    assert [each.text for each in thought.summary] == ["Hm, they ask."]
-    assert thought.content == []
+    summaries = [each.delta for each in events if each.type == "response.reasoning_summary_text.delta"]
+    assert "".join(summaries) == "Hm, they ask."
+    reasoning = final.output[0]
+    assert reasoning.type == "reasoning"
+    assert [each.text for each in reasoning.summary] == ["Hm, they ask."]
+    assert reasoning.content == []
 
 
 async def test_log_probabilities_are_those_of_what_is_said(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: saying(THOUGHT, top=2)
+    backend.script = lambda _: saying(REASONED, top=2)
     include: Any = ["message.output_text.logprobs"]
     answer = await ask(client, include=include, top_logprobs=2)
     message = answer.output[1]
@@ -342,23 +342,23 @@ async def test_log_probabilities_are_those_of_what_is_said(
     assert [each.token for each in streamed] == [each.token for each in logprobs]
 
 
-async def test_thoughts_that_a_client_carries_come_back_as_they_were(
+async def test_reasoning_that_a_client_carries_comes_back_as_it_was(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: saying(THOUGHT)
+    backend.script = lambda _: saying(REASONED)
     carried: Any = {"store": False, "include": ["reasoning.encrypted_content"]}
     first = await ask(client, **carried)
-    thought = first.output[0].to_dict()
-    assert thought["encrypted_content"]
+    reasoning = first.output[0].to_dict()
+    assert reasoning["encrypted_content"]
     back: Any = [{"role": "user", "content": "hi"}]
-    back += [{**thought, "content": [], "summary": []}, first.output[1], {"role": "user", "content": "so?"}]
+    back += [{**reasoning, "content": [], "summary": []}, first.output[1], {"role": "user", "content": "so?"}]
     await ask(client, input=back, **carried)
     spoken = ("assistant", "<think>\nHm, they ask.\n</think>\nHello")
     assert prompt(backend) == told(("user", "hi"), spoken, ("user", "so?"))
     asked = len(backend.asked)
-    forged = str(thought["encrypted_content"])
+    forged = str(reasoning["encrypted_content"])
     for each in (forged[:-4] + "AAAA", "gAAAAABo", forged[:-3], "baton1.ü"):
-        back[1] = {**thought, "encrypted_content": each}
+        back[1] = {**reasoning, "encrypted_content": each}
         with pytest.raises(openai.BadRequestError) as refused:
             await ask(client, input=back, **carried)
         assert refused.value.param == "input[1].encrypted_content"

@@ -231,9 +231,9 @@ async def test_with_a_response_format_an_answer_is_calls_or_of_that_form() -> No
 )
 async def test_a_grammar_begins_behind_the_reasoning(form: dict[str, Any], added: Sequence[str]) -> None:
     model = served(THINKING, added=added)
-    thoughts, no = "<think>Hm, no { form.</think>", '"no"' if "guided_json" in form else "no"
+    block, no = "<think>Hm, no { form.</think>", '"no"' if "guided_json" in form else "no"
     for words, said, reasoning in (
-        ({}, f"{thoughts}\n{no}", "Hm, no { form."),
+        ({}, f"{block}\n{no}", "Hm, no { form."),
         ({}, no, None),
         ({"opens": True}, f"Hm.</think>{no}", "Hm."),
         ({"enable_thinking": False}, "<think>no", None),
@@ -241,7 +241,7 @@ async def test_a_grammar_begins_behind_the_reasoning(form: dict[str, Any], added
         choice = await RandomModel(model, said).ask(chat_template_kwargs=words, **form)
         assert choice["message"]["content"].strip('"').removesuffix("/x") in ("yes", "no")
         assert choice["message"].get("reasoning_content") == reasoning
-    choice = await RandomModel(model, thoughts).ask(separate_reasoning=False, **form)
+    choice = await RandomModel(model, block).ask(separate_reasoning=False, **form)
     assert choice["message"]["content"].strip('"').removesuffix("/x") in ("yes", "no")
 
 
