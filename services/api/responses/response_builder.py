@@ -15,6 +15,7 @@ from baton.api.responses.response_objects import (
     CalledName,
     InItem,
     InMessage,
+    InSummary,
     ItemStatus,
     OutputCall,
     OutputItem,
@@ -172,7 +173,7 @@ class _Reasoning:
         self.place = place
         self._id = id_
         self._carrier = carrier
-        self._where: InItem = {"item_id": id_, "output_index": place}
+        self._where: InMessage = {"item_id": id_, "output_index": place, "content_index": 0}
         self._texts: list[str] = []
 
     def item(self, status: ItemStatus) -> OutputReasoning:
@@ -191,29 +192,16 @@ class _Reasoning:
         return item
 
     def begun(self) -> list[ResponsesEvent]:
-        return [
-            {
-                "type": "response.content_part.added",
-                **self._where,
-                "content_index": 0,
-                "part": self._part(),
-            }
-        ]
+        return [{"type": "response.content_part.added", **self._where, "part": self._part()}]
 
     def grow(self, text: str) -> list[ResponsesEvent]:
         self._texts.append(text)
-        return [{"type": "response.reasoning_text.delta", **self._where, "content_index": 0, "delta": text}]
+        return [{"type": "response.reasoning_text.delta", **self._where, "delta": text}]
 
     def done(self) -> list[ResponsesEvent]:
-        part = self._part()
         return [
-            {
-                "type": "response.reasoning_text.done",
-                **self._where,
-                "content_index": 0,
-                "text": part["text"],
-            },
-            {"type": "response.content_part.done", **self._where, "content_index": 0, "part": part},
+            {"type": "response.reasoning_text.done", **self._where, "text": self._text},
+            {"type": "response.content_part.done", **self._where, "part": self._part()},
         ]
 
     @property
@@ -230,42 +218,21 @@ class _Reasoning:
 class _Summary(_Reasoning):
     """Reasoning that is being written, shown in the place of summaries."""
 
+    def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None) -> None:
+        super().__init__(id_, place, carrier)
+        self._at: InSummary = {"item_id": id_, "output_index": place, "summary_index": 0}
+
     def begun(self) -> list[ResponsesEvent]:
-        return [
-            {
-                "type": "response.reasoning_summary_part.added",
-                **self._where,
-                "summary_index": 0,
-                "part": self._summary(),
-            }
-        ]
+        return [{"type": "response.reasoning_summary_part.added", **self._at, "part": self._summary()}]
 
     def grow(self, text: str) -> list[ResponsesEvent]:
         self._texts.append(text)
-        return [
-            {
-                "type": "response.reasoning_summary_text.delta",
-                **self._where,
-                "summary_index": 0,
-                "delta": text,
-            }
-        ]
+        return [{"type": "response.reasoning_summary_text.delta", **self._at, "delta": text}]
 
     def done(self) -> list[ResponsesEvent]:
-        part = self._summary()
         return [
-            {
-                "type": "response.reasoning_summary_text.done",
-                **self._where,
-                "summary_index": 0,
-                "text": part["text"],
-            },
-            {
-                "type": "response.reasoning_summary_part.done",
-                **self._where,
-                "summary_index": 0,
-                "part": part,
-            },
+            {"type": "response.reasoning_summary_text.done", **self._at, "text": self._text},
+            {"type": "response.reasoning_summary_part.done", **self._at, "part": self._summary()},
         ]
 
     def _show(self, item: OutputReasoning) -> None:

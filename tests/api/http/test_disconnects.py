@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
 import httpx
@@ -27,10 +28,24 @@ WAIT_S = 20
 """How long a test waits for what must come, before it says that it never came."""
 
 
-async def hung_up(backend: ScriptedBackend, streams: int) -> None:
+async def until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while len(backend.streams) < streams:
+        while not holds():
             await asyncio.sleep(0.001)
+
+
+async def cut_off(url: str, path: str, body: dict[str, Any], holds: Callable[[], object]) -> None:
+    """Send a request, and hang up once this holds."""
+    async with httpx.AsyncClient(base_url=url) as client:
+        request = asyncio.create_task(client.post(path, json=body))
+        await until(holds)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+
+
+async def hung_up(backend: ScriptedBackend, streams: int) -> None:
+    await until(lambda: len(backend.streams) >= streams)
+    async with asyncio.timeout(WAIT_S):
         for stream in backend.streams:
             await stream.hung_up.wait()
     assert all(set(stream.hangups) == {Hangup.CLIENT_GONE} for stream in backend.streams)
@@ -39,13 +54,7 @@ async def hung_up(backend: ScriptedBackend, streams: int) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_before_the_first_token(url: str, backend: ScriptedBackend, stream: bool) -> None:
     backend.script = lambda _: [asyncio.Event()]
-    async with httpx.AsyncClient(base_url=url) as client:
-        request = asyncio.create_task(client.post(CHAT, json=chat(stream=stream)))
-        async with asyncio.timeout(WAIT_S):
-            while not backend.streams:
-                await asyncio.sleep(0.001)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+    await cut_off(url, CHAT, chat(stream=stream), lambda: backend.streams)
     await hung_up(backend, 1)
 
 
@@ -63,27 +72,15 @@ async def test_in_the_middle_of_a_stream(url: str, backend: ScriptedBackend) -> 
 
 async def test_in_the_middle_of_a_whole_reply(url: str, backend: ScriptedBackend) -> None:
     backend.script = lambda _: [*saying("The quick", finish=LENGTH)[:-1], asyncio.Event()]
-    async with httpx.AsyncClient(base_url=url) as client:
-        request = asyncio.create_task(client.post(CHAT, json=chat()))
-        async with asyncio.timeout(WAIT_S):
-            while not backend.streams or backend.streams[0].read == 0:
-                await asyncio.sleep(0.001)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+    await cut_off(url, CHAT, chat(), lambda: backend.streams and backend.streams[0].read)
     await hung_up(backend, 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_all_prompts_of_a_request(url: str, backend: ScriptedBackend, stream: bool) -> None:
     backend.script = lambda _: [asyncio.Event()]
-    async with httpx.AsyncClient(base_url=url) as client:
-        body = completion(prompt=[[5], [6], [7]], stream=stream)
-        request = asyncio.create_task(client.post(COMPLETIONS, json=body))
-        async with asyncio.timeout(WAIT_S):
-            while len(backend.streams) < 3:
-                await asyncio.sleep(0.001)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+    body = completion(prompt=[[5], [6], [7]], stream=stream)
+    await cut_off(url, COMPLETIONS, body, lambda: len(backend.streams) == 3)
     await hung_up(backend, 3)
 
 
@@ -109,15 +106,8 @@ async def test_who_hangs_up_while_waiting_for_a_room_is_told_as_gone(
     url: str, backend: ScriptedBackend
 ) -> None:
     backend.waits = (6,)
-    async with httpx.AsyncClient(base_url=url) as client:
-        request = asyncio.create_task(client.post(COMPLETIONS, json=completion(prompt=[[6], [6]])))
-        async with asyncio.timeout(WAIT_S):
-            while len(backend.asked) < 2:
-                await asyncio.sleep(0.001)
-            request.cancel()
-            await asyncio.gather(request, return_exceptions=True)
-            while len(backend.given_up) < 2:
-                await asyncio.sleep(0.001)
+    await cut_off(url, COMPLETIONS, completion(prompt=[[6], [6]]), lambda: len(backend.asked) == 2)
+    await until(lambda: len(backend.given_up) == 2)
     assert backend.given_up == [Hangup.CLIENT_GONE] * 2
 
 
@@ -151,8 +141,7 @@ async def test_at_random_points(url: str, backend: ScriptedBackend) -> None:
 
     async with asyncio.timeout(WAIT_S):
         replies = await asyncio.gather(*(client_at(place) for place in range(60)))
-        while backend.left_open:
-            await asyncio.sleep(0.001)
+    await until(lambda: not backend.left_open)
     for place, reply in enumerate(replies):
         if reply is not None:
             assert reply.startswith("HTTP/1.1 200")
@@ -187,9 +176,7 @@ async def asked_and_reset(url: str, backend: ScriptedBackend, sent: bytes) -> No
     """A client that sends that, and is gone once a room is open for it."""
     _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     writer.write(sent)
-    async with asyncio.timeout(WAIT_S):
-        while not backend.streams:
-            await asyncio.sleep(0.001)
+    await until(lambda: backend.streams)
     assert not [
         task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_disconnected"
     ]
@@ -210,9 +197,7 @@ async def test_who_sends_two_requests_at_once_takes_the_first_with_it(
     body = httpx.Request("POST", url, json=chat(stream=stream)).content
     await asked_and_reset(url, backend, 2 * request_of(body))
     labels = {"route": CHAT, "status": "499"}
-    async with asyncio.timeout(WAIT_S):
-        while registry.get_sample_value("baton_http_requests_total", labels) != 1:
-            await asyncio.sleep(0.001)
+    await until(lambda: registry.get_sample_value("baton_http_requests_total", labels) == 1)
     assert len(backend.asked) == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

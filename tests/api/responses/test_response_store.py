@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
-from baton.api.backend import Limits
 from baton.api.http.authentication import AccessControl
 from baton.api.responses.response_store import ResponseStore
 from baton.api.responses.signed_reasoning import NotOurs, ReasoningSigner
@@ -24,11 +23,6 @@ RESPONSES: Final = "/v1/responses"
 KEYS: Final = ("a-key-of-sixteen-letters", "another-key-of-some-letters")
 
 Client = Callable[..., httpx.AsyncClient]
-
-
-@pytest.fixture
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(known_limits=Limits(8192, 8000, 8192))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from baton.api.app import create_app
-from baton.api.backend import Hangup, Limits, Overloaded, RoomFailed
+from baton.api.backend import Hangup, Overloaded, RoomFailed
 from baton.api.http.middleware import ApiMiddleware
 from baton.api.served_model import ServedModel
 from baton.api.text.tokenizer import Tokenizer
@@ -49,11 +49,6 @@ TEMPLATE: Final = (
     "{{ m.content }}<|end|>\n{% endfor %}{{ reasoning_effort or '' }}{{ verbosity or '' }}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-
-
-@pytest.fixture
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(known_limits=Limits(8192, 8000, 8192))
 
 
 @pytest.fixture
