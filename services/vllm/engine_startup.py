@@ -96,11 +96,12 @@ def meet_ranks(settings: WorkerSettings, topology: Topology, rank: int) -> str:
 
     Return the text that they have in common.
     """
-    address = settings.rendezvous if topology.ranks > 1 else f"localhost:{os.getpid()}"
-    host, port = split_address(address)
-    store = c10d.TCPStore(host, port, None, False) if topology.ranks > 1 else c10d.HashStore()
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    store = c10d.PrefixStore("vllm", store)
+    store, meeting = c10d.HashStore(), f"process:{os.getpid()}"
+    if topology.ranks > 1:
+        store = c10d.TCPStore(*split_address(settings.rendezvous), None, False)
+        meeting = f"tcp://{settings.rendezvous}"
     if not c10d.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store = c10d.PrefixStore("vllm", store)
         c10d.init_process_group(backend, store=store, rank=rank, world_size=topology.ranks)
-    return f"tcp://{address}"
+    return meeting
