@@ -2,16 +2,10 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from baton.decode.settings import DecodeSettings
-from baton.decode.wiring import fit
-from baton.engine_interface import EngineFacts
 from baton.rooms.errors import Refusal
-from baton.runtime.errors import StartupError
 from tests.decode.bench import DecodeBench, decoding
 from tests.decode.test_growth import asked
 from tests.decode.test_local import LATE_MS, long
@@ -41,13 +35,3 @@ async def test_a_room_of_several_choices_is_refused_by_name(bench: DecodeBench) 
     with pytest.raises(Refusal, match="computes a prompt as a whole: a room has one choice"):
         await bench.stream(asked(1, 1, choices=2))
     bench.assert_empty()
-
-
-@pytest.mark.parametrize("speculate", ["ngram", "model:/drafts"])
-def test_drafts_are_refused_by_name_at_the_start(speculate: str) -> None:
-    facts = EngineFacts("vllm", batch_invariant=True, chunked_prompts=False)
-    settings, engine = DecodeSettings(speculate=speculate), SimpleNamespace(facts=facts)
-    rank: Any = SimpleNamespace(settings=settings, host=None, engine=engine)
-    metrics: Any = None
-    with pytest.raises(StartupError, match=rf"^--speculate {speculate}: --engine vllm checks no drafts"):
-        fit(rank, metrics)
