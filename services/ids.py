@@ -1,26 +1,29 @@
-"""Numbers that name a room, a tenancy of a slot, a process of a worker and a page. They are never mixed."""
+"""Types of ids: rooms, worker processes, pages, and uses of a metadata slot. They are never mixed."""
 
 from typing import Final, NewType, TypeAlias
 
 RoomId = NewType("RoomId", int)
-"""Id of one room. 64 bits, >= 1, never reused. Only the registry makes one, and no part of it encodes a
-worker (`id-carries-no-placement`)."""
+"""Id of one room (one request on one prefill and one decode worker). 64 bits, >= 1, never reused.
+
+Only the registry makes one, and no part of it encodes a worker (`id-carries-no-placement`).
+"""
 
 Generation = NewType("Generation", int)
-"""Number of a tenancy of a metadata slot, >= 1. It grows by one at each hand-out of any slot of the pool."""
+"""Number of one use of a metadata slot, >= 1. It grows by one whenever any slot of the pool is handed out, so
+that messages about an earlier use are refused."""
 
 Incarnation = NewType("Incarnation", int)
-"""Id of one process of a worker: 64 random bits, >= 1, drawn at its start. A restarted worker is a new peer
-(`incarnation`)."""
+"""Id of one process of a worker: 64 random bits, >= 1, drawn when it starts. A restarted worker counts as a
+new peer (`incarnation`)."""
 
 NO_PEER: Final = Incarnation(0)
-"""Peer of a room without a worker on the other side."""
+"""Incarnation that stands for no peer, in a room that has a worker on one side only."""
 
 PageId = NewType("PageId", int)
-"""Index of a page in a rank's pool, >= 0."""
+"""Index of a KV page in a rank's page pool, >= 0."""
 
 PageTables: TypeAlias = tuple[tuple[PageId, ...], ...]
-"""Pages of a room by KV group, in the order of its tokens."""
+"""Page tables of a room: for each KV group, its page ids in the order of the room's tokens."""
 
 PageCounts: TypeAlias = tuple[int, ...]
 """Numbers of pages, by KV group."""

@@ -13,7 +13,7 @@ RANKS_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class RankCoordinates:
-    """One rank's index in each dimension."""
+    """Index of one rank in each parallel dimension: tensor, pipeline and context."""
 
     tensor: int
     pipeline: int
@@ -22,14 +22,15 @@ class RankCoordinates:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Number of ranks of a worker, in each dimension."""
+    """Numbers of ranks into which a worker splits a model, by dimension: tensor, pipeline and context."""
 
     tensor: int = 1
     """Number of ranks that split the heads and the width of every layer."""
     pipeline: int = 1
     """Number of ranks that split the layers."""
     context: int = 1
-    """Number of ranks that split the positions. They are placed and vote, but no engine computes it yet."""
+    """Number of ranks that split the positions. Such ranks are placed and vote, but no engine computes with
+    more than one yet."""
 
     def __post_init__(self) -> None:
         if min(self.tensor, self.pipeline, self.context) < 1:
@@ -42,7 +43,7 @@ class Topology:
         return self.tensor * self.pipeline * self.context
 
     def coordinates(self, rank: int) -> RankCoordinates:
-        """Return the coordinates of a rank. Raises ValueError if there is no such rank."""
+        """Return the coordinates of a rank number. Raises ValueError if there is no such rank."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} of {self.ranks}")
         rest, tensor = divmod(rank, self.tensor)

@@ -1,4 +1,5 @@
-"""Checks of a rank's own input to a collective."""
+"""Checks of the arguments that a rank passes to a collective (ballot, commands, gathered bytes,
+rank number)."""
 
 from collections.abc import Sequence
 
@@ -14,15 +15,17 @@ from baton.rooms.ballot import HEADER
 
 
 class BallotShape:
-    """Length of ballots, which the first ballot fixes."""
+    """Check that all ballots of a rank have the same length. The first ballot fixes it."""
 
     def __init__(self) -> None:
         self.words: int | None = None
 
     def check(self, ballot: Sequence[int]) -> None:
-        """Check a ballot. The first valid one fixes the length. Raises BallotRefused.
+        """Check one ballot (a rank's list of votes). The first valid one fixes the length. Raises
+        BallotRefused.
 
-        Only the header has arbitrary numbers. The rest are votes, of which there are few values.
+        Only numbers of the ballot's header are checked for 64 bits. The other numbers are votes, which are
+        small.
         """
         if not 1 <= len(ballot) <= BALLOT_WORDS_MAX:
             raise BallotRefused(f"a ballot of {len(ballot)} words; 1 to {BALLOT_WORDS_MAX} are possible")
@@ -35,8 +38,10 @@ class BallotShape:
 
 
 def check_commands(rank: int, commands: bytes | None) -> None:
-    """Check a broadcast. Raises BallotRefused if the leader has none, another rank has one, or it is too
-    long."""
+    """Check what this rank passes to a broadcast of commands.
+
+    Raises BallotRefused if the leader passes none, if another rank passes some, or if they are too long.
+    """
     if (commands is None) == (rank == 0):
         raise BallotRefused("the leader, and only the leader, brings commands")
     if commands is not None and len(commands) > COMMAND_BYTES_MAX:
@@ -44,12 +49,12 @@ def check_commands(rank: int, commands: bytes | None) -> None:
 
 
 def check_gathered(data: bytes) -> None:
-    """Check the data for a gather. Raises BallotRefused if it is too long."""
+    """Check the bytes that this rank passes to a gather. Raises BallotRefused if there are too many."""
     if len(data) > GATHER_BYTES_MAX:
         raise BallotRefused(f"{len(data)} bytes to gather; at most {GATHER_BYTES_MAX} a rank")
 
 
 def check_rank(rank: int, size: int) -> None:
-    """Check that `rank` is in a group of `size` ranks. Raises ValueError."""
+    """Raise ValueError unless `rank` is a valid rank number of a group of `size` ranks."""
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: ranks are 0 to size - 1, and a group has one at least")

@@ -1,16 +1,16 @@
-"""Control connection of two ranks, which carries short lines of text besides the collectives."""
+"""TCP control connection between two ranks, which carries short lines of text beside the collectives."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Final, cast
 
 HELLO_S: Final = 5.0
-"""Seconds in which a new connection has to identify its rank."""
+"""Seconds within which the other end of a new connection has to send its rank."""
 LINE_BYTES_MAX: Final = 4096
 
 
 class ControlLine(asyncio.Protocol):
-    """One connection, as lines of text."""
+    """One control connection between two ranks, which sends and receives lines of text."""
 
     def __init__(
         self, received: "Callable[[ControlLine, str, str], None]", gone: "Callable[[ControlLine], None]"
@@ -20,7 +20,7 @@ class ControlLine(asyncio.Protocol):
         self._bytes = bytearray()
         self._transport: asyncio.Transport | None = None
         self.rank: int | None = None
-        """Rank at the other end, once it has identified itself."""
+        """Rank at the other end, once it has sent its number. None before that."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Some event loops have connections of other classes.

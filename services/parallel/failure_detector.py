@@ -1,9 +1,10 @@
-"""Failure detector: which rank is the cause when a group can no longer agree.
+"""Failure detector: finds which rank is the cause when the ranks of a worker can no longer agree.
 
-Beside its collectives, a group has one plain connection from every follower to the leader. A process that
-dies closes it at once. A stopped process leaves it open and does not answer. A process that works, but has
-not entered the collective that the others wait in, reports that. The leader concludes and sends all ranks the
-same text. The followers judge the leader itself by the same signs.
+Besides its collectives, a group has one plain TCP connection from every follower to the leader. If a process
+dies, its connection closes at once. If a process is stopped, its connection stays open and it does not
+answer. A process that works, but has not entered the collective in which the others wait, reports that. The
+leader concludes which rank is the cause, and sends all ranks the same text. The followers judge the leader
+itself by the same signs.
 
 ```
 follower -> leader    hello <token> <rank> <size>   failed <collective> <call> <how>
@@ -24,21 +25,23 @@ from typing import Final
 from baton.parallel.control_line import ControlLine
 
 ANSWER_S: Final = 1.0
-"""Seconds in which a rank has to report its position after another rank's collective has failed."""
+"""Seconds within which a rank has to report its position after a collective has failed on another rank."""
 LEADER_ANSWER_S: Final = 1.5
-"""The same for the leader, which inquires of the other ranks first."""
+"""Seconds within which the leader has to tell a follower the cause of a failed collective. It is longer than
+ANSWER_S because the leader inquires of the other ranks first."""
 STRANGERS_MAX: Final = 64
-"""Most connections that have not identified their rank."""
+"""Most open connections whose other end has not sent its rank yet."""
 
 OnOver = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Whereabouts:
-    """Position of this rank in the sequence of collectives. Written by the group, read by its detector."""
+    """Position of this rank in the sequence of collectives. The group writes it, and its detector
+    reads it."""
 
     collective: int = 0
-    """Number of collectives that it has entered."""
+    """Number of collectives that this rank has entered."""
     turn: int = 0
     call: str = "meeting"
 
@@ -47,31 +50,35 @@ class Whereabouts:
 
 
 class FailureDetector(ABC):
-    """Common part of both ends: the text that ends the group, sent once."""
+    """Base class of the leader's and the followers' detectors. It holds the text that says why the group
+    ended."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
         self.where = where
         self.size = size
         self.timeout_s = timeout_s
         self.over: str | None = None
-        """Why the group is over, or None."""
+        """Text that says why the group has ended, or None while it lives."""
         self.on_over: OnOver | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def blame(self, how: str) -> str:
-        """Report that a collective failed on this rank. Return the text that names the cause, within a
-        bound."""
+        """Report that a collective failed on this rank, and return a text that names the cause.
+
+        The wait for that text is bounded. `how`: how the collective failed, for the text.
+        """
         if self.over is None:
             self._inquire(self.where.collective, self.where.call, how)
         return await asyncio.shield(self._ended)
 
     @abstractmethod
     def leave(self, text: str) -> None:
-        """Send why this rank leaves, and close. No effect if the group is over."""
+        """Send the others why this rank leaves, and close the connections. No effect if the group
+        has ended."""
 
     @abstractmethod
     def _inquire(self, collective: int, call: str, how: str) -> None:
-        """Find out, within a bound, which rank made a collective fail."""
+        """Start to find out which rank made a collective fail. The result comes within a bounded time."""
 
     def _end(self, text: str) -> None:
         if self.over is None:
@@ -82,7 +89,7 @@ class FailureDetector(ABC):
 
 
 class LeaderDetector(FailureDetector):
-    """Leader's end of all connections of followers."""
+    """Failure detector of the leader (rank 0), with the connections of all followers."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
         super().__init__(where, size, timeout_s)
@@ -92,19 +99,22 @@ class LeaderDetector(FailureDetector):
         self._server: asyncio.Server | None = None
         self._complete = asyncio.Event()
         self._asked: set[int] | None = None
-        """Ranks that have not answered during an inquiry."""
+        """Ranks that have not answered the current inquiry yet. None if there was no inquiry."""
         self._late: set[int] = set()
-        """Ranks that work but have not entered the failed collective."""
+        """Ranks that work, but have not entered the collective that failed."""
         self._failed, self._call, self._how = 0, "", ""
 
     async def listen(self, host: str) -> str:
-        """Listen for followers. Return the port and the token that each of them has to show."""
+        """Listen for followers. Return, as one text, the port and the token that each of them has to send."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._called, host, 0)
         return f"{self._server.sockets[0].getsockname()[1]} {self._token}"
 
     async def meet(self, within_s: float) -> None:
-        """Wait until every follower is connected. Raises TimeoutError, which names the missing ones."""
+        """Wait until every follower is connected, at most `within_s` seconds.
+
+        Raises TimeoutError, which names the missing ranks.
+        """
         try:
             if self.size > 1:
                 await asyncio.wait_for(self._complete.wait(), within_s)
@@ -214,7 +224,7 @@ class LeaderDetector(FailureDetector):
 
 
 class FollowerDetector(FailureDetector):
-    """Follower's connection to the leader."""
+    """Failure detector of a follower, with its connection to the leader."""
 
     def __init__(self, where: Whereabouts, rank: int, size: int, timeout_s: float) -> None:
         super().__init__(where, size, timeout_s)
@@ -224,7 +234,10 @@ class FollowerDetector(FailureDetector):
         self._rank = rank
 
     async def meet(self, host: str, address: str, within_s: float) -> None:
-        """Wait until all ranks are connected. Raises OSError."""
+        """Connect to the leader, and wait until all ranks are connected. Raises OSError.
+
+        `address`: port and token, as `LeaderDetector.listen` returned them.
+        """
         port, token = address.split()
         loop = asyncio.get_running_loop()
         try:

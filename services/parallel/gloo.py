@@ -1,9 +1,9 @@
 """Rank group over gloo, with one process per rank.
 
-Followers send to the leader, which answers all of them. So there are two steps for any number of ranks.
-Gloo's own all-reduce passes around the ring twice. The benchmark `agree` prints both. The group is not
-torch's default one, so that the engine's group and its time-out stay apart. No process spins: an idle group
-costs nothing.
+Followers send to the leader, which answers all of them. So an agreement takes two steps for any number of
+ranks. Gloo's own all-reduce goes around the ring twice. The benchmark `agree` prints the times of both. The
+group is not torch's default group, so it shares no time-out with the engine's group. No process spins: an
+idle group costs nothing.
 
 `gloo_exchange` carries the bytes, `rendezvous` connects the ranks, and `failure_detector` finds why a group
 breaks.
@@ -24,16 +24,18 @@ from baton.parallel.rank_group import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, Group
 from baton.parallel.rendezvous import Rendezvous, Store, meet
 
 FRAME_BYTES: Final = 1024
-"""Bytes of the first part of a message: its length, and as much of it as fits."""
+"""Bytes of the first part of a message, which has a fixed size: the message's length, and as much of the
+message as fits."""
 LENGTH_BYTES: Final = 8
 IN_FRAME_BYTES: Final = FRAME_BYTES - LENGTH_BYTES
 LAST_WORDS_S: Final = 1.0
-"""Seconds for which a collective may go on after the group is over, because the rank that left may have
-done its part."""
+"""Seconds for which a collective may still complete after the group has ended. The rank that left may have
+done its part of it."""
 
 
 class Tag(IntEnum):
-    """Kind of a message. Ranks that make different calls wait in vain, and never take one for the other."""
+    """Kind of a gloo message. If ranks make different calls, they time out, and none takes one kind for
+    another."""
 
     LENGTHS = 1
     BALLOT = 2
@@ -42,7 +44,7 @@ class Tag(IntEnum):
 
 
 class GlooGroup:
-    """`baton.parallel.rank_group.RankGroup` with one process per rank. Made by `join`."""
+    """Rank group with one gloo process per rank (`baton.parallel.rank_group.RankGroup`). Made by `join`."""
 
     def __init__(
         self,
@@ -62,9 +64,9 @@ class GlooGroup:
         self._store: Store | None = None
         self._shape = BallotShape()
         self._turns = 0
-        """Number of agreements reached."""
+        """Number of agreements that were completed."""
         self._unanswered = False
-        """Whether commands were sent whose arrival is not confirmed yet."""
+        """Whether commands were sent and their arrival is not confirmed yet."""
         self._broken: str | None = None
         watch.on_over = self._over
         if watch.over is not None:
@@ -74,12 +76,12 @@ class GlooGroup:
     async def join(
         cls, rank: int, size: int, host: str, port: int, timeout_s: float, meet_s: float | None = None
     ) -> "GlooGroup":
-        """Meet the other ranks at `host:port`, where rank 0 listens, and wait for all of them.
+        """Connect to the other ranks at `host:port`, where rank 0 listens, and wait for all of them.
 
-        `meet_s`: longest wait for them, in seconds. Default: `timeout_s`. `timeout_s`: bound for the
-        connections and for every collective. A rank listens only at the address from which it reaches rank
+        `timeout_s`: bound for the connections and for every collective. `meet_s`: longest wait for the other
+        ranks, in seconds; `timeout_s` if None. A rank listens only at the address from which it reaches rank
         0. (torch's variable GLOO_SOCKET_IFNAME names another network.) Raises GroupBroken if not all ranks
-        arrive in time or the address cannot be used, and ValueError for an impossible rank.
+        arrive in time or the address cannot be used. Raises ValueError for an impossible rank.
         """
         check_rank(rank, size)
         where = Whereabouts()
@@ -162,7 +164,7 @@ class GlooGroup:
         self._store = None
 
     async def _least(self, words: Sequence[int], tag: Tag) -> list[int]:
-        """Return the element-wise minimum over all ranks."""
+        """Return the element-wise minimum of `words` over all ranks."""
         mine = torch.frombuffer(array("q", words), dtype=torch.int64)
         if self._rank:
             agreed = torch.empty_like(mine)
@@ -184,7 +186,7 @@ class GlooGroup:
         return least
 
     async def _gathered(self, mine: bytes) -> list[bytes]:
-        """Run the leader's part of a gather. Return the data of every rank."""
+        """Run the leader's part of a gather. Return the bytes of every rank, in rank order."""
         frames = torch.empty(self._size, FRAME_BYTES, dtype=torch.uint8)
         for rank in range(1, self._size):
             self._open().receive(frames[rank], rank, Tag.GATHERED)
@@ -228,7 +230,7 @@ class GlooGroup:
         self._where.turn = turn
 
     async def _end(self) -> None:
-        """Wait for all sends and receives under way. Raises GroupBroken."""
+        """Wait for all sends and receives that were started. Raises GroupBroken."""
         exchange = self._open()
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -245,18 +247,19 @@ class GlooGroup:
             raise GroupBroken(await self._watch.blame(how))
 
     def _open(self) -> GlooExchange:
-        """Return the exchange while the group lives. Raises GroupBroken."""
+        """Return the exchange that sends and receives. Raises GroupBroken if the group has ended."""
         if self._broken is not None:
             raise GroupBroken(self._broken)
         return self._exchange
 
     def _break(self, why: str) -> GroupBroken:
-        """End the group on account of this rank, and send the reason to the others."""
+        """End the group because of this rank, and send the reason to the other ranks. Return the error to
+        raise."""
         self._watch.leave(why)
         return GroupBroken(self._broken)
 
     def _over(self, why: str) -> None:
-        """Note that some rank has ended the group."""
+        """Record that the group has ended, with the reason, and close its connections."""
         self._broken = why
         self._exchange.give_up(LAST_WORDS_S, why)
         self._exchange.close()

@@ -1,6 +1,6 @@
-"""Exchange of tensors between two ranks over gloo without blocking the event loop.
+"""Sends and receives of tensors between ranks over gloo, without blocking the event loop.
 
-To start a send or a receive takes no time. Waiting for its end blocks, so one thread waits and wakes the
+Starting a send or a receive takes no time. Waiting for its end blocks, so one thread waits and wakes the
 loop. It is a daemon thread, so that a rank that hangs delays no exit.
 """
 
@@ -19,16 +19,16 @@ from baton.parallel.rendezvous import ProcessGroup, post
 from baton.runtime.gloo_connections import first_line
 
 WAIT_UNIT_S: Final = 0.001
-"""Unit of gloo's waits, in seconds. Gloo cuts off fractions."""
+"""Resolution of gloo's time-outs, in seconds. Gloo cuts off fractions of it."""
 
 Ended = asyncio.Future[str | None]
-"""Result of an operation: its error, or None."""
+"""Future for the end of the sends and receives under way: an error text, or None if all succeeded."""
 Works = list[tuple[Any, torch.Tensor]]
-"""Gloo's handles, each with the memory that it reads or writes."""
+"""Gloo's handles of sends and receives, each with the tensor that it reads or writes."""
 
 
 class GlooExchange:
-    """Connections of this rank to the others. Made by `rendezvous`, used by one event loop."""
+    """Gloo connections of this rank to the others. Made from a `rendezvous`, used by one event loop."""
 
     def __init__(self, group: ProcessGroup, timeout_s: float) -> None:
         self._group: ProcessGroup | None = group
@@ -44,11 +44,11 @@ class GlooExchange:
         return bool(self._works) or self._problem is not None
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
-        """Start to send a tensor. It must not change before `end`, which returns the error."""
+        """Start to send a tensor. It must not change before `end`, which returns any error."""
         self._start(tensor, lambda group: group.send([tensor], to, tag))
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> None:
-        """Start to receive a tensor. It is complete after `end`, which returns the error."""
+        """Start to receive a tensor. It is complete after `end`, which returns any error."""
         self._start(tensor, lambda group: group.recv([tensor], source, tag))
 
     def _start(self, tensor: torch.Tensor, start: Callable[[ProcessGroup], Any]) -> None:
@@ -59,7 +59,10 @@ class GlooExchange:
             self._problem = first_line(error)
 
     async def end(self, within_s: float | None = None) -> str | None:
-        """Wait for everything under way, at most `within_s` or the time-out. Return the error, or None."""
+        """Wait until all sends and receives under way have ended. Return the error, or None.
+
+        It waits at most `within_s` seconds, if given, and at most the group's time-out.
+        """
         if self._problem is not None:
             return self._problem
         loop = asyncio.get_running_loop()
@@ -75,7 +78,8 @@ class GlooExchange:
         return problem
 
     def give_up(self, after_s: float, why: str) -> None:
-        """Let operations under way go on for a short time, after which they count as failed."""
+        """Let the sends and receives under way go on for `after_s` seconds. After that they count
+        as failed."""
         if self._ended is not None:
             asyncio.get_running_loop().call_later(after_s, _settle, self._ended, why)
 
@@ -103,7 +107,10 @@ def _problem(works: Works, until: float) -> str | None:
 
 
 def whole_wait(left_s: float) -> timedelta:
-    """Return a whole wait of at least `left_s`, so that the time-out is over by the caller's clock, too."""
+    """Return the smallest time that gloo can wait and that is at least `left_s` seconds.
+
+    So the time-out is over by the caller's clock, too.
+    """
     units = max(math.ceil(left_s / WAIT_UNIT_S), 1)
     return timedelta(seconds=units * WAIT_UNIT_S)
 

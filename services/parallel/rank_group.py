@@ -4,7 +4,7 @@ It is the smallest interface that a turn needs. Backends are `gloo` (one process
 rank). One conformance suite, `tests/parallel`, runs on each, and on the in-process group of tests and the
 simulation.
 
-Every rank makes the same calls in the same order, one at a time. A group that fails once is over: every
+Every rank makes the same calls in the same order, one at a time. A group that fails once has ended: every
 further call raises, and the worker ends.
 """
 
@@ -14,13 +14,13 @@ from typing import Final, Protocol
 from baton.rooms.ballot import HEADER, ROOMS_MAX
 
 BALLOT_WORDS_MAX: Final = HEADER + ROOMS_MAX
-"""Most numbers of a ballot."""
+"""Most numbers in a ballot: its header and one vote for each room."""
 
 COMMAND_BYTES_MAX: Final = 16 << 20
-"""Most bytes of one broadcast."""
+"""Most bytes of commands in one broadcast."""
 
 GATHER_BYTES_MAX: Final = 1 << 20
-"""Most bytes of one rank in a gather."""
+"""Most bytes that one rank passes to a gather."""
 
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
@@ -34,19 +34,19 @@ class GroupBroken(Exception):
 
 
 class BallotRefused(ValueError):
-    """This rank's own input is invalid, which is a bug of the caller. Nothing was sent.
+    """The arguments that this rank passed to a collective are invalid, which is a bug of the caller.
 
-    It has another length than before, a number outside 64 bits, is too long, or has commands of a rank that
-    does not lead.
+    Nothing was sent. A ballot may differ in length from earlier ones, or have a number outside 64 bits. The
+    bytes may be too long, or come from a rank that is not the leader.
     """
 
 
 class RankGroup(Protocol):
-    """View of the group from one rank."""
+    """One rank's view of the group of all ranks of a worker, and the collectives that it calls."""
 
     @property
     def rank(self) -> int:
-        """Index of this rank. Rank 0 leads."""
+        """Index of this rank. Rank 0 is the leader."""
 
     @property
     def size(self) -> int:
@@ -54,14 +54,15 @@ class RankGroup(Protocol):
 
     @property
     def broken(self) -> str | None:
-        """Reason for which the group is over, or None. It is set as soon as this rank knows it, also
-        between two calls."""
+        """Reason why the group has ended, or None. It is set as soon as this rank knows it, also between two
+        calls."""
 
     async def agree(self, ballot: Sequence[int]) -> list[int]:
         """Return the element-wise minimum over all ranks' ballots, the same list on every rank.
 
-        Numbers are signed 64-bit. The first ballot fixes the length for the life of the group, and the
-        ranks' lengths are compared then. Raises BallotRefused, GroupBroken.
+        A ballot is a list of signed 64-bit numbers, of which most are votes on rooms. The first ballot fixes
+        the length for the life of the group. The ranks' lengths are compared then. Raises BallotRefused,
+        GroupBroken.
         """
 
     async def broadcast(self, commands: bytes | None) -> bytes:
@@ -75,5 +76,7 @@ class RankGroup(Protocol):
         GroupBroken."""
 
     async def close(self) -> None:
-        """Leave the group. Idempotent, and never raises. The other ranks' next call fails, so agree to
-        leave first."""
+        """Leave the group. Idempotent, and never raises.
+
+        The next call of the other ranks fails. So the ranks first agree that they leave.
+        """

@@ -1,8 +1,8 @@
-"""Rendezvous of the processes of one worker, and the errors if they do not meet.
+"""Connection of all ranks of one worker at their start, and the errors if some do not come.
 
-Rank 0 hosts a store for the whole life of the group. It gives followers the address of the leader's failure
-detector. When the leader has all of them, every rank makes its gloo connections. Blocking calls run on
-their own thread, which is abandoned if its caller gives up.
+Rank 0 hosts a key-value store for the whole life of the group. It gives followers the address of the leader's
+failure detector. When all followers have connected to the leader, every rank makes its gloo connections.
+Blocking calls run on their own thread, which is abandoned if its caller gives up.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ GLOO_PREFIX: Final = "baton/agreement"
 Outcome = TypeVar("Outcome")
 
 c10d: Any = torch.distributed
-"""Untyped module, because its stubs lack the methods of its classes."""
+"""The module torch.distributed as an untyped value, because torch's stubs lack methods of its classes."""
 ProcessGroup = Any
 Store = Any
 
@@ -42,10 +42,10 @@ class Rendezvous:
 async def meet(
     rank: int, size: int, at: Rendezvous, timeout_s: float, meet_s: float, where: Whereabouts
 ) -> tuple[Store, FailureDetector, ProcessGroup]:
-    """Return the store, this rank's failure detector and its gloo connections, once all ranks have arrived.
+    """Connect this rank to the others, once all ranks have arrived.
 
-    `meet_s`: longest wait for the ranks, in seconds. `timeout_s`: bound for the connections. Raises
-    GroupBroken.
+    Return the store, this rank's failure detector and its gloo connections. `meet_s`: longest wait for the
+    ranks, in seconds. `timeout_s`: bound for the gloo connections, in seconds. Raises GroupBroken.
     """
     watch: FailureDetector | None = None
     try:
@@ -76,8 +76,10 @@ async def meet(
 
 
 def aside(work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
-    """Return or raise the result of `work` on a daemon thread. Neither this loop nor the end of the process
-    waits for that thread."""
+    """Run `work` on a daemon thread, and return a future of its result or error.
+
+    Neither this event loop nor the end of the process waits for that thread.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Outcome] = loop.create_future()
 
@@ -102,7 +104,7 @@ def aside(work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
 
 
 def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
-    """Schedule a call in the loop from another thread. No effect if the loop is closed."""
+    """Schedule a call in the event loop from another thread. No effect if the loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:
@@ -115,8 +117,10 @@ def _stop(waiting: "asyncio.Future[Outcome]", why: str) -> None:
 
 
 def open_store(rank: int, size: int, at: Rendezvous, timeout_s: float) -> Store:
-    """Open the store. It blocks for at most `timeout_s`. Rank 0 serves it while it exists. Raises
-    RuntimeError, OSError."""
+    """Open the key-value store that the ranks share. Rank 0 serves it as long as the returned object exists.
+
+    It blocks for at most `timeout_s` seconds. Raises RuntimeError, OSError.
+    """
     listening = _listen(at) if rank == 0 else None
     # By itself the store would listen on every network, so it gets a socket of one address.
     return c10d.TCPStore(
@@ -139,7 +143,10 @@ def _listen(at: Rendezvous) -> int:
 
 
 def gloo_connections(rank: int, size: int, at: Rendezvous, timeout_s: float, store: Store) -> ProcessGroup:
-    """Connect all ranks. It blocks for at most `timeout_s`. Raises RuntimeError, OSError."""
+    """Connect this rank to all others over gloo. Return torch's process group.
+
+    It blocks for at most `timeout_s` seconds. Raises RuntimeError, OSError.
+    """
     group: ProcessGroup = connect_gloo(
         c10d, store, rank, size, timedelta(seconds=timeout_s), at.host, at.port
     )

@@ -1,4 +1,4 @@
-"""Rank group of one rank: no communication, but the same checks as in a larger group."""
+"""Rank group of a worker with one rank: no communication, but the same checks as in a larger group."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ from baton.parallel.rank_group import GroupBroken
 
 
 class SoloGroup:
-    """`baton.parallel.rank_group.RankGroup` of one rank."""
+    """Rank group with this rank alone (`baton.parallel.rank_group.RankGroup`)."""
 
     rank: Final = 0
     size: Final = 1

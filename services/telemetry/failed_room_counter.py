@@ -1,4 +1,4 @@
-"""A counter of failed rooms by reason, the same in every process."""
+"""Prometheus counter of failed rooms by reason, the same in every process."""
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -7,7 +7,7 @@ from baton.rooms.reasons import REASONS
 
 
 class FailedRoomCounter:
-    """Counter `baton_rooms_failed_total`, or another of this form.
+    """Counter `baton_rooms_failed_total`, or another metric with the same `reason` label.
 
     Every counted reason has its series from the start, so that none appears late.
     """

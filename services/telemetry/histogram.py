@@ -1,4 +1,4 @@
-"""Prometheus histograms for a single event loop, cheap to observe."""
+"""Prometheus histograms that are updated from one event loop only, and therefore cheap to update."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,16 +10,19 @@ from prometheus_client.registry import Collector
 
 
 class LoopHistogram(Collector):
-    """A histogram for one event loop.
+    """A Prometheus histogram that is updated from one event loop.
 
-    An observation costs a binary search and two additions. The library's form is built when it is scraped.
+    An observation costs a binary search and two additions. The client library's objects are built only when
+    the metrics are scraped.
     """
 
     def __init__(
         self, name: str, text: str, buckets_s: Sequence[float], registry: CollectorRegistry | None = None
     ) -> None:
-        """`buckets_s`: upper bounds, ascending. `registry`: the registry that scrapes it, or None if its
-        owner does.
+        """Make an empty histogram.
+
+        `buckets_s`: upper bounds of the buckets, seconds, ascending. `registry`: the registry that scrapes
+        it, or None if its owner collects it.
         """
         self._name = name
         self._text = text
@@ -45,7 +48,7 @@ class LoopHistogram(Collector):
 
 
 class LabelledHistogram(Collector):
-    """Several histograms, one for each value of a label."""
+    """A Prometheus histogram with one label: one histogram for each of the label's values."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class LabelledHistogram(Collector):
         registry.register(self)
 
     def of(self, label: str) -> LoopHistogram:
-        """Return the histogram of one label value."""
+        """Return the histogram of one value of the label."""
         return self._tallies[label]
 
     def observe(self, label: str, value: float) -> None:

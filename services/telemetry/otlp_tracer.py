@@ -1,4 +1,4 @@
-"""Export of spans by OTLP, for which no turn and no request ever waits.
+"""Export of trace spans by OTLP. No request and no turn of a worker ever waits for it.
 
 OpenTelemetry's SDK batches spans in a thread of its own behind a bounded queue. If the collector is slow or
 gone, the oldest spans are lost, and one log line says so. Only processes with an endpoint import this module.
@@ -27,12 +27,12 @@ from baton.telemetry.tracing import Attribute, SpanKind, Tracer
 
 SPANS_MAX: Final = 4096
 BATCH_MAX: Final = 256
-"""Most spans of a batch. To encode a batch holds the interpreter for a few milliseconds."""
+"""Most spans exported in one batch. Encoding a batch holds the GIL for a few milliseconds."""
 PAUSE_MS: Final = 1_000
 EXPORT_S: Final = 5.0
-"""Longest time to export one batch, seconds."""
+"""Longest time to export one batch of spans, seconds."""
 LAST_S: Final = 0.2
-"""Time for the exporter to end after it was told to give up, seconds."""
+"""Time for the exporting thread to end after it was told to give up, seconds."""
 
 KINDS: Final = {SpanKind.SERVER: otel.SpanKind.SERVER, SpanKind.INTERNAL: otel.SpanKind.INTERNAL}
 
@@ -40,7 +40,7 @@ log = Log(__name__)
 
 
 class OtlpSpan:
-    """Span that OpenTelemetry records (`tracing.Span`)."""
+    """Span that OpenTelemetry records and exports (`tracing.Span`)."""
 
     __slots__ = ("_span", "trace")
 
@@ -63,8 +63,10 @@ class OtlpSpan:
 
 
 class OtlpTracer(Tracer):
-    """Tracer that exports spans. It follows a parent's sampling decision, and samples requests
-    without one."""
+    """Tracer that exports spans to an OTLP collector.
+
+    It follows a caller's sampling decision. It samples requests that bring none.
+    """
 
     def __init__(self, endpoint: str, sample: float, service: str, instance: str) -> None:
         # The exporter would log each attempt. `_LoggingExporter` logs once.
@@ -107,7 +109,10 @@ class OtlpTracer(Tracer):
         return OtlpSpan(span, TraceContext(injected["traceparent"], injected.get("tracestate", "")))
 
     async def stop(self, timeout_s: float) -> None:
-        """Send the remaining spans. The exporting thread is abandoned when its time is over."""
+        """Send the remaining spans within `timeout_s` seconds. Idempotent.
+
+        If that takes longer, the exporting thread is abandoned.
+        """
         if self._stopped:
             return
         self._stopped = True
@@ -130,7 +135,7 @@ class OtlpTracer(Tracer):
 
 
 def channel_options(endpoint: str) -> Any:
-    """Return gRPC options by which a collector on this machine is never reached through a proxy."""
+    """Return gRPC options that turn off an HTTP proxy if the collector at `endpoint` is on this machine."""
     return (
         ()
         if is_reachable_from_elsewhere(urlsplit(endpoint).hostname or "")
@@ -139,7 +144,7 @@ def channel_options(endpoint: str) -> Any:
 
 
 class _LoggingExporter(SpanExporter):
-    """Exporter that logs once when spans begin to be lost, and once when they arrive again."""
+    """Exporter that logs once when spans begin to be lost, and once when the collector accepts them again."""
 
     def __init__(self, exporter: OTLPSpanExporter, endpoint: str) -> None:
         self._exporter = exporter
@@ -160,7 +165,7 @@ class _LoggingExporter(SpanExporter):
         return result
 
     def give_up(self) -> None:
-        """Stop the attempt to send the current batch."""
+        """Stop trying to send the current batch of spans."""
         if not self._given_up:
             self._given_up = True
             self._exporter.shutdown()

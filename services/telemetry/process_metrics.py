@@ -1,7 +1,7 @@
-"""Metrics of the process itself, which every service has.
+"""Metrics about a process itself, which every service exports: its build and its use of resources.
 
-`baton_build_info` is 1. Its labels name the process, so that metrics that both sides export can be told
-apart:
+`baton_build_info` is 1. Its labels name the process. By them a query can tell apart metrics that both prefill
+and decode export:
 
     baton_kv_pages * on (namespace, job, instance) group_left (role, worker) baton_build_info
 """
@@ -15,7 +15,7 @@ DISTRIBUTION: Final = "baton-serve"
 
 
 def release() -> str:
-    """Return the installed version, or `0+unknown` in a source tree that was never installed."""
+    """Return Baton's installed version, or `0+unknown` in a source tree that was never installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -23,8 +23,10 @@ def release() -> str:
 
 
 def describe_process(registry: CollectorRegistry, role: str, worker: str, rank: int) -> None:
-    """Register the metrics of this process. `rank`: its number among the worker's processes; 0 is
-    the leader."""
+    """Register `baton_build_info` and the resource metrics of this process.
+
+    `rank`: number of the process among the worker's processes; 0 is the leader.
+    """
     # Counters would have a second series with their creation time. `process_start_time_seconds` has it.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     info = Gauge(

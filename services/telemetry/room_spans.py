@@ -1,7 +1,7 @@
-"""Spans of rooms in this process, from a room's opening to its end here.
+"""Trace spans of the rooms in this process, each from the room's opening to its end.
 
 A span's events are the timeline lines that this process writes, each at its own time. There is at most one
-span for each open room. Without tracing the table is empty, and a look at it costs one lookup.
+span for each open room. Without tracing the table of spans is empty, and each call costs one lookup in it.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,13 @@ from baton.telemetry.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
 
 class RoomSpans:
-    """Spans by room. Used from one event loop. The code that begins a span ends it with its room
-    (`one-retire`).
+    """Trace spans of open rooms, by room id. Used from one event loop.
+
+    The code that begins a room's span ends it when it retires the room (`one-retire`).
     """
 
     def __init__(self, tracer: Tracer = OFF, name: str = "room", kind: SpanKind = SpanKind.INTERNAL) -> None:
-        """`name`: name of every span. What differs between rooms is in the attributes."""
+        """Make an empty table. `name`: name of every span. Attributes tell the rooms apart."""
         self._tracer = tracer
         self._name = name
         self._kind = kind
@@ -36,7 +37,8 @@ class RoomSpans:
         parent: TraceContext | None,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
-        """Begin the span of a room. A room without a trace, such as a canary's, has none."""
+        """Begin the span of a room. A room that came without a trace context, such as a canary's, gets no
+        span."""
         if parent is None:
             return
         named: dict[str, Attribute] = {"baton.room": str(room), "baton.request_id": request_id}
@@ -45,7 +47,8 @@ class RoomSpans:
             self._open[room] = span
 
     def trace_of(self, room: RoomId) -> TraceContext | None:
-        """Return the trace context for calls on behalf of the room."""
+        """Return the trace context to send along with calls made for the room. None if the room
+        has no span."""
         span = self._open.get(room)
         return None if span is None else span.trace
 
@@ -55,7 +58,7 @@ class RoomSpans:
             span.event(name, detail)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
-        """Record why the room ended before it was answered."""
+        """Record in the room's span why the room ended before it was complete."""
         span = self._open.get(room)
         if span is None:
             return
@@ -69,7 +72,7 @@ class RoomSpans:
             span.end()
 
     def cut_off(self, cause: Cause) -> None:
-        """Fail and end all spans, since the process ends before their rooms do."""
+        """Mark all spans as failed with `cause` and end them, when the process ends before their rooms do."""
         for room in list(self._open):
             self.fail(room, cause)
             self.end(room)

@@ -1,4 +1,4 @@
-"""Choice of the collector that a process's spans go to."""
+"""Choice of the OTLP collector to which a process sends its trace spans."""
 
 import re
 from collections.abc import Mapping
@@ -11,12 +11,13 @@ from baton.telemetry.tracing import OFF, Tracer
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-"""Variables that a platform may set for all its programs, in the order of preference."""
+"""OpenTelemetry's variables for the export protocol, in the order of preference. A platform may set them for
+all its programs."""
 PROTOCOL: Final = "grpc"
 DISABLED_VARIABLE: Final = "OTEL_SDK_DISABLED"
 
 PACKAGES: Final = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
-"""Packages that tracing needs."""
+"""Python packages that have to be installed for tracing."""
 
 log = Log(__name__)
 
@@ -26,12 +27,12 @@ def make_tracer(
 ) -> Tracer:
     """Return the tracer of a process.
 
-    `endpoint`: URL of an OTLP collector, or empty for the platform's variables. `sample`: share of requests
-    that get a trace if they bring none. If OTEL_SDK_DISABLED is true there are no traces, whatever the
-    endpoint.
+    `endpoint`: URL of an OTLP collector, or empty to use OpenTelemetry's variables. `sample`: share of
+    requests to trace among those whose caller has not decided it. If OTEL_SDK_DISABLED is true there are no
+    traces, whatever the endpoint.
 
-    Raises StartupError if `endpoint` cannot be used. The platform's endpoint may be meant for other programs.
-    If that one cannot be used, a log line says so, and there are no traces.
+    Raises StartupError if `endpoint` cannot be used. An endpoint from a variable may be meant for other
+    programs. If it cannot be used, a log line says so, and there are no traces.
     """
     if environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
         if endpoint:
@@ -59,8 +60,9 @@ def _check_protocol(environ: Mapping[str, str]) -> None:
 
 
 def _tracer(endpoint: str, given_by: str, sample: float, service: str, instance: str) -> Tracer:
-    """Return a tracer to `endpoint`. Raises StartupError, whose text omits `endpoint` since it may hold a
-    password.
+    """Return a tracer that exports to `endpoint`.
+
+    Raises StartupError. Its text omits `endpoint`, which may contain a password.
     """
     if not re.fullmatch(OTLP_URL, endpoint, re.ASCII):
         raise StartupError(

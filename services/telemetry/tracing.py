@@ -1,7 +1,7 @@
-"""Interface of traces, in which the spans of a request form one tree over all its processes.
+"""Interface for traces: the spans of one request form one tree over all its processes.
 
 Tracing is off unless an endpoint is set. Then nothing of OpenTelemetry is imported, no span is made, and a
-caller's trace context is passed on as it came. `otlp_tracer` is the other implementation.
+caller's trace context is passed on unchanged. `otlp_tracer` has the implementation that exports spans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,36 +14,39 @@ Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 
 
 class SpanKind(Enum):
-    """Kind of a span: a server's answers a caller, an internal one does not."""
+    """Kind of a span: SERVER for work that answers a caller, INTERNAL for other work."""
 
     SERVER = "server"
     INTERNAL = "internal"
 
 
 class Span(Protocol):
-    """A period of time. The code that began it ends it. After that it does not change."""
+    """One timed operation in a trace. The code that began it ends it. After that it does not change."""
 
     trace: TraceContext
-    """Trace context of its children, in this process or another."""
+    """Trace context to pass on, so that spans in this or another process become children of this span."""
 
     def event(self, name: str, detail: str = "") -> None:
-        """Add an event of this moment."""
+        """Add an event with the current time to the span."""
 
     def set(self, attributes: Mapping[str, Attribute]) -> None: ...
 
     def fail(self, reason: str, text: str) -> None:
-        """Mark the span as failed. `reason`: a word of a closed set."""
+        """Mark the span as failed. `reason`: one word of a fixed set."""
 
     def end(self) -> None: ...
 
 
 class Tracer:
-    """Tracer that is off and makes no spans."""
+    """Tracer that is switched off and makes no spans. Base class of the tracer that exports them."""
 
     def begin(
         self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
     ) -> Span | None:
-        """Begin a span, without waiting. Without a parent it is the root of a new trace."""
+        """Begin a span, without waiting. Without a parent it is the root of a new trace.
+
+        This one makes no span and returns None.
+        """
         del name, kind, parent, attributes
         return None
 

@@ -1,4 +1,4 @@
-"""Turns of a worker without rooms."""
+"""A worker without rooms, for tests and benchmarks of the turn loop."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from baton.rooms.roster import NOTHING, Capacity, Roster
 
 
 class IdleWork:
-    """`baton.worker.turn_loop.Work` of a worker without rooms."""
+    """Worker without rooms: takes part in turns and never has anything to do
+    (`baton.worker.turn_loop.Work`)."""
 
     def __init__(self, room_limit: int) -> None:
         self.roster = Roster[Receiver](room_limit)

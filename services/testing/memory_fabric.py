@@ -1,9 +1,9 @@
-"""In-process network: when the bytes of each put land, and which of them never do.
+"""Simulated network in one process, which decides when the bytes of each put (one-sided write) land.
 
 It has no clock and no thread. Time is a count of steps, one for each `poll` or `progress` of any endpoint.
-Faults are drawn from the seed of the plan. Bytes move between real addresses of this process when they
-land, not when they are posted. So a source that changes too early, or a target that is reused too early,
-shows as on a real network.
+Faults are drawn from the seed of the plan. Bytes move between real addresses of this process when they land,
+not when they are posted. So a test sees it if a source changes too early, or if a target is reused too early,
+as it would on a real network.
 """
 
 import ctypes
@@ -17,34 +17,34 @@ from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.transfer.transfer_protocol import Endpoint, PutState, Region, Run, TransferError
 
 UNDER_WAY_MAX: Final = 1 << 16
-"""Most puts under way in a fabric. Further puts are refused."""
+"""Most puts under way at once in a simulated network. Further puts are refused."""
 NEVER: Final = 1 << 62
-"""Number that no step has."""
+"""Step number that is never reached: nothing is due."""
 
 
 @dataclass(slots=True)
 class _Part:
     due: int
-    """Step at which it lands."""
+    """Step of the simulated network at which this part of a put lands."""
     source: int | bytes
-    """Address of the source, or its bytes if their process may have freed the memory."""
+    """Address of the source bytes, or a copy of them if their process may have freed the memory."""
     target: int
     length: int
 
 
 @dataclass(slots=True)
 class Write:
-    """A put under way."""
+    """One put (one-sided write) that is under way."""
 
     sender: Incarnation
     receiver: Incarnation
     parts: list[_Part]
-    """Parts that have not landed yet."""
+    """Byte ranges of the put that have not landed yet."""
     fails_at: int | None
-    """Step at which it ends without reaching the peer."""
+    """Step at which the put ends without reaching the peer. None if it does not fail."""
     state: PutState = PutState.PENDING
     due: int = 0
-    """First step at which something happens to it."""
+    """Next step at which a part of the put lands, or the put fails."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,10 @@ class _Port:
 
 
 class MemoryFabric:
-    """Network between the endpoints of one process. Deterministic for a plan and an order of calls."""
+    """Simulated network between the transfer endpoints of one process.
+
+    The same plan and the same order of calls give the same result.
+    """
 
     def __init__(self, plan: FaultPlan = NO_FAULTS) -> None:
         self._plan = plan
@@ -63,15 +66,15 @@ class MemoryFabric:
         self._ports: dict[Incarnation, _Port] = {}
         self._writes: list[Write] = []
         self._due_next = NEVER
-        """First step at which something happens to any put."""
+        """Next step at which a part of any put lands, or a put fails."""
         self._closed: set[Incarnation] = set()
-        """Closed endpoints whose process lives, so that peers that know its addresses may still write to
-        them."""
+        """Closed endpoints whose process still lives. Peers that know its addresses may still
+        write to them."""
 
     # ---- what tests and simulations do to it
 
     def stall(self, incarnation: Incarnation) -> None:
-        """Stop a process: until `resume`, nothing lands in it or comes from it, and nothing is lost.
+        """Simulate a stopped process. Until `resume` no byte lands in it or comes from it, and none is lost.
 
         Raises KeyError if it is not attached.
         """
@@ -81,8 +84,11 @@ class MemoryFabric:
         self._ports[incarnation].stalled = False
 
     def kill(self, incarnation: Incarnation) -> None:
-        """End a process: nothing lands in it or comes from it any more, its closed endpoint included.
-        Idempotent."""
+        """Simulate the end of a process. No byte lands in it or comes from it any more, its closed endpoint
+        included.
+
+        Idempotent.
+        """
         for write in self._writes:
             if incarnation in (write.sender, write.receiver):
                 write.state = PutState.FAILED
@@ -92,21 +98,22 @@ class MemoryFabric:
 
     @property
     def puts_under_way(self) -> int:
-        """Return the number of puts under way. 0: no byte can land any more."""
+        """Number of puts under way. At 0 no byte can land any more."""
         return len(self._writes)
 
     # ---- what endpoints do
 
     def attach(self, endpoint: Endpoint) -> None:
-        """Attach an endpoint. Raises TransferError if its incarnation is attached already."""
+        """Attach an endpoint to the network. Raises TransferError if its incarnation is attached already."""
         if endpoint.incarnation in self._ports:
             raise TransferError(f"incarnation {endpoint.incarnation:#x} is attached already")
         self._ports[endpoint.incarnation] = _Port(endpoint)
 
     def detach(self, incarnation: Incarnation) -> None:
-        """Close an endpoint. Its own puts still land, from copies.
+        """Detach a closed endpoint from the network. Its own pending puts still land, from copies of their
+        sources.
 
-        Puts toward it do not land, except for the plan's share that ignores endpoints.
+        Puts to it do not land, except for the share of the plan (`blind_share`) that ignores endpoints.
         """
         for write in self._writes:
             if write.sender == incarnation:
@@ -131,7 +138,7 @@ class MemoryFabric:
         target: Region,
         runs: Sequence[Run],
     ) -> Write:
-        """Post a put. Raises TransferError if too many are under way."""
+        """Post a put to the network. Raises TransferError if too many are under way."""
         if len(self._writes) >= UNDER_WAY_MAX:
             raise TransferError(f"{UNDER_WAY_MAX} puts are under way")
         held = self._draw(self._plan.hold_share)
@@ -152,7 +159,7 @@ class MemoryFabric:
         return write
 
     def step(self) -> None:
-        """Take one step: all parts that are due land."""
+        """Advance the time by one step: all byte ranges that are due land."""
         self._step += 1
         if self._step < self._due_next:
             return
@@ -187,6 +194,6 @@ class MemoryFabric:
 
 
 def due_next(write: Write) -> int:
-    """Return the first step at which something happens to a put."""
+    """Return the next step at which a byte range of the put lands, or the put fails."""
     due = min(part.due for part in write.parts)
     return due if write.fails_at is None else min(due, write.fails_at)

@@ -1,7 +1,7 @@
 """Transfer backend between the endpoints of one process, for tests and simulations.
 
-It has the same interface, bookkeeping and answers as between processes. The network underneath is a
-`MemoryFabric`, which decides by its fault plan when bytes land.
+It has the same interface, bookkeeping and results as the backend between processes. The network underneath is
+a `MemoryFabric`, which decides by its fault plan when bytes land.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ METADATA: Final = b"memory"
 
 
 class MemoryTransfer:
-    """`baton.transfer.transfer_protocol.Transfer` within a process.
+    """Transfer endpoint within one process (`baton.transfer.transfer_protocol.Transfer`), for tests.
 
-    Regions are real addresses, which stay mapped until `close` of this endpoint, or `kill` of its
+    Regions are real addresses, which stay mapped until this endpoint's `close` or the fabric's `kill` of its
     incarnation.
     """
 

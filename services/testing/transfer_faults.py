@@ -1,4 +1,4 @@
-"""Faults of an in-process network, and how often each occurs."""
+"""Faults of the simulated in-process network, and how often each of them occurs."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,26 +6,27 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Plan of faults. One seed is one schedule: the same calls in the same order meet the same faults.
+    """Plan of faults for transfers over a simulated network.
 
-    Shares lie in [0, 1]. Delays are in steps of the fabric, one for each `poll` and each `progress` of any
-    endpoint. Raises ValueError for anything else.
+    One seed is one schedule: the same calls in the same order meet the same faults. Shares lie in [0, 1].
+    Delays are in steps of the fabric, one for each `poll` and each `progress` of any endpoint. Raises
+    ValueError for other values.
     """
 
     seed: int = 0
     delay_steps_max: int = 0
-    """Most further steps after which each run of a put lands, whatever was posted before. Runs of a put
-    land one by one, and puts overtake each other."""
+    """Most steps by which each byte range of a put is delayed, chosen at random. So the ranges of a put land
+    one by one, and puts overtake each other."""
     hold_share: float = 0.0
-    """Share of puts that land late."""
+    """Share of puts that land late, by `hold_steps`."""
     hold_steps: int = 0
-    """Steps by which such a put is late. Its sender may have disconnected or closed by then."""
+    """Additional steps after which a late put lands. Its sender may have disconnected or closed by then."""
     fail_share: float = 0.0
-    """Share of puts that end FAILED, after some of their runs may have landed."""
+    """Share of puts that end FAILED. Some of their byte ranges may have landed before."""
     blind_share: float = 0.0
-    """Share of puts toward a closed endpoint that land all the same, at the addresses that it had.
+    """Share of puts to a closed endpoint that land all the same, at the endpoint's former addresses.
 
-    Cross-memory attach does that, since it ignores endpoints. The memory must stay mapped until they have
+    Cross-memory attach does that, because it ignores endpoints. The memory must stay mapped until they have
     landed.
     """
 

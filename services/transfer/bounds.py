@@ -1,6 +1,7 @@
-"""Checks of puts and endpoints: each run lies inside both regions, and a peer's endpoint is valid.
+"""Validation of peers' transfer endpoints and of the byte ranges of a write (a put).
 
-All parts of an endpoint come from a peer. They are checked here, once, before a backend uses them.
+A peer's endpoint arrives over gRPC and is not trusted. It is checked here, once, before a backend uses it.
+Every range of a put has to lie inside the source region and inside the peer's region.
 """
 
 import re
@@ -17,7 +18,7 @@ DEVICE: Final = re.compile(r"cpu|cuda:(\d{1,3})", re.ASCII)
 
 
 def check_region(region: Region) -> None:
-    """Check that `region` can be a run of memory. Raises TransferError."""
+    """Raise TransferError unless `region` has a name, a length, a 64-bit address range and a known device."""
     if not region.name:
         raise TransferError("a region has no name")
     if region.length < 1:
@@ -33,13 +34,13 @@ def check_region(region: Region) -> None:
 
 
 def device_index(device: str) -> int | None:
-    """Return N of "cuda:N", or None for main memory. The region was checked before."""
+    """Return N for the device "cuda:N", or None for main memory. `device` was checked by `check_region`."""
     found = DEVICE.fullmatch(device)
     return int(found[1]) if found and found[1] else None
 
 
 def check_endpoint(peer: Endpoint) -> None:
-    """Check an endpoint. Raises TransferError, which names the invalid field."""
+    """Check every field of a peer's endpoint. Raises TransferError, which names the invalid field."""
     if not 1 <= peer.incarnation < ADDRESS_END:
         raise TransferError(f"endpoint: incarnation {peer.incarnation} is not a positive 64-bit number")
     if not peer.agent or len(peer.agent) > AGENT_CHARS_MAX or not peer.agent.isprintable():
@@ -57,7 +58,10 @@ def check_endpoint(peer: Endpoint) -> None:
 
 
 def region_named(name: str, regions: Mapping[str, Region], whose: str) -> Region:
-    """Return the region of a name. Raises TransferError if there is none."""
+    """Return the memory region called `name`. Raises TransferError if there is none.
+
+    `whose`: owner of the regions, for the error text.
+    """
     region = regions.get(name)
     if region is None:
         raise TransferError(f"{whose} has no region {name!r}")
@@ -65,8 +69,11 @@ def region_named(name: str, regions: Mapping[str, Region], whose: str) -> Region
 
 
 def check_runs(runs: Sequence[Run], source: Region, target: Region) -> None:
-    """Check the runs of a put. Raises OutOfRegion for an empty run or one that exceeds `source` or
-    `target`, and TransferError for no runs."""
+    """Check the byte ranges (runs) of one put.
+
+    Raises OutOfRegion if a run is empty or exceeds `source` or `target`. Raises TransferError if there are no
+    runs.
+    """
     if not runs:
         raise TransferError("a put of no runs")
     source_length, target_length = source.length, target.length

@@ -1,10 +1,14 @@
-"""Exposure of this process's memory to peers, and its revocation.
+"""Exposure of this process's memory to peers that write into it, and the revocation of that exposure.
 
-An exposure is a transfer endpoint with its own id and all memory registered. Peers treat each exposure as a
-peer of its own. Its revocation is the only proof against a sender that neither answers nor dies. The
-endpoint is closed, so that writes over a connection or a registration find no target. The memory is moved,
-so that writes by address reach memory that is not read. Ids grow from one exposure of a process to the
-next. So a peer that learns of two knows which one is the later, in any order of arrival.
+An exposure is a transfer endpoint with its own id, at which all of the memory is registered. Peers treat each
+exposure as a separate peer.
+
+A sender that neither answers nor dies might still write. Only a revocation proves that it no longer can. It
+closes the endpoint, so writes over a connection or a registration find no target. It also moves the memory,
+so writes to the old addresses reach memory that is not read.
+
+Ids grow from one exposure of a process to the next. So a peer that learns of two exposures knows which one is
+the later, in any order of arrival.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +20,7 @@ from baton.transfer.transfer_protocol import Endpoint, Region, Transfer
 
 
 class Exposure:
-    """Present exposure of `memories`, a mapping from region name to memory."""
+    """Current exposure of this process's memory to its peers. `memories`: memory by region name."""
 
     def __init__(
         self,
@@ -24,8 +28,11 @@ class Exposure:
         new_id: Callable[[], Incarnation],
         memories: Mapping[str, Movable],
     ) -> None:
-        """Expose the memory. `make`: makes an endpoint of the backend. `new_id`: returns a fresh id. An id
-        that is not larger than the last is replaced by the next number. Raises TransferError."""
+        """Register all memory at a new transfer endpoint. Raises TransferError.
+
+        `make`: makes an endpoint of the backend. `new_id`: returns a fresh id for an exposure. An id that is
+        not larger than the last one is replaced by the next number.
+        """
         self._make: Final = make
         self._new_id: Final = new_id
         self._memories: Final = dict(memories)
@@ -38,19 +45,21 @@ class Exposure:
 
     @property
     def transfer(self) -> Transfer:
-        """Present transfer endpoint. `revoke` replaces it. After `close` it is a closed one."""
+        """Transfer endpoint of the current exposure. `revoke` replaces it. After `close` it is a closed
+        endpoint."""
         return self._transfer
 
     def endpoint(self) -> Endpoint:
-        """Return the data that peers need in order to write. Raises TransferError when closed."""
+        """Return the data that peers need in order to write into this memory. Raises TransferError when
+        closed."""
         return self._transfer.endpoint()
 
     def revoke(self) -> None:
-        """Move the memory out of reach of all peers that know it. Its contents stay, at other addresses.
+        """Move the memory to new addresses, out of reach of all peers that know the old ones.
 
-        Data that landed before is kept. Data that lands later changes nothing. Nothing may read or write
-        the memory during the call, and views and tensors of it are invalid afterwards. The ends of own
-        pending puts remain unknown.
+        The contents move along. Data that landed before is kept, and data that lands later changes nothing.
+        Nothing may read or write the memory during the call. Views and tensors of it are invalid afterwards.
+        How this process's own pending puts end stays unknown.
 
         Raises CannotMove or TransferError, and is then closed. Nothing is exposed in that case, but some
         memory may not have moved, and late writes may reach it. The process has to end.
@@ -62,7 +71,7 @@ class Exposure:
         self._expose()
 
     def close(self) -> None:
-        """Close the endpoint. Idempotent."""
+        """Close the transfer endpoint. Idempotent."""
         self._transfer.close()
 
     def _expose(self) -> None:

@@ -1,9 +1,10 @@
-"""Ledger of known peers, and of puts toward them whose end is not known.
+"""Ledger of connected peers, and of puts (one-sided writes) to them whose end is not known.
 
-All backends share this bookkeeping, so that they cannot differ in it. A peer may be given up while puts
-toward it are under way. It then stays in the ledger, invisible to callers, until the last of these has
-ended. Only then may the backend drop the connection, since a dropped connection reports nothing any more.
-The ledger is pure: it has no backend, socket or clock. It calls `forget` when a connection may be dropped.
+All backends share this bookkeeping, so that they cannot differ in it. A peer may be disconnected while puts
+to it are under way. It then stays in the ledger, invisible to callers, until the last of these puts has
+ended. Only then may the backend drop the connection, because a dropped connection no longer reports the ends
+of puts. The ledger is pure: it has no backend, socket or clock. It calls `forget` when a connection may be
+dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,19 +26,19 @@ from baton.transfer.transfer_protocol import (
 PEERS_MAX: Final = 1024
 
 Write = TypeVar("Write")
-"""Backend's record of a put under way."""
+"""A backend's own record of one put that is under way."""
 
 
 @dataclass(slots=True)
 class PeerLink:
     endpoint: Endpoint
     regions: Mapping[str, Region]
-    """Regions of the endpoint, by name."""
+    """Memory regions that the peer offers as targets, by name."""
     pending: int = 0
     leaving: bool = False
     broken: bool = False
     gone: bool = False
-    """Whether the peer or its memory no longer exists, so that nothing can land there."""
+    """Whether the peer or its memory no longer exists, so that no write can land there."""
 
 
 @dataclass(slots=True)
@@ -48,11 +49,13 @@ class Ledger(Generic[Write]):
     links: dict[Incarnation, PeerLink] = field(default_factory=dict)
     _writes: dict[PutId, Write] = field(default_factory=dict)
     _ends: dict[PutId, PutState] = field(default_factory=dict)
-    """Ends of abandoned puts that were not polled yet."""
+    """How abandoned puts ended, for those whose end was not polled yet. A put is abandoned if its peer was
+    disconnected while it was under way."""
     _posted: int = 0
 
     def lacks(self, peer: Endpoint) -> bool:
-        """Return whether `peer` is to be connected. Raises TransferError if it cannot be at present."""
+        """Return whether the backend has yet to connect to `peer`. Raises TransferError if it cannot connect
+        now."""
         if peer.incarnation == self.incarnation or peer.agent == self.agent:
             raise TransferError(f"endpoint {peer.agent}: incarnation or agent name is this process's own")
         link = self.links.get(peer.incarnation)
@@ -85,7 +88,8 @@ class Ledger(Generic[Write]):
         self.links[peer.incarnation] = PeerLink(peer, {region.name: region for region in peer.regions})
 
     def link(self, peer: Incarnation) -> PeerLink:
-        """Return the link to a peer. Raises UnknownPeer if it was never connected, or was given up."""
+        """Return the link to a connected peer. Raises UnknownPeer if it was never connected, or was
+        disconnected."""
         link = self.links.get(peer)
         if link is None or link.leaving:
             raise UnknownPeer(f"no connection to incarnation {peer:#x}")
@@ -101,7 +105,10 @@ class Ledger(Generic[Write]):
             link.broken = True
 
     def unproven(self, peer: Incarnation) -> PutState:
-        """Return the state of a put toward `peer` whose end the backend cannot know."""
+        """Return the state of a put to `peer` if the backend cannot know whether it ended.
+
+        FAILED if the peer or its memory no longer exists, else PENDING.
+        """
         link = self.links.get(peer)
         return PutState.FAILED if link is not None and link.gone else PutState.PENDING
 
@@ -113,15 +120,17 @@ class Ledger(Generic[Write]):
         return put
 
     def note_end(self, put: PutId) -> PutState | None:
-        """Return the end of an abandoned put, once."""
+        """Return how an abandoned put ended and remove it from the ledger. None if it has not ended, or at a
+        second call."""
         return self._ends.pop(put, None)
 
     def write(self, put: PutId) -> Write:
-        """Return the record of a put. Raises KeyError if it has ended or never existed."""
+        """Return the backend's record of a put under way. Raises KeyError if it has ended or
+        never existed."""
         return self._writes[put]
 
     def end(self, put: PutId) -> Write:
-        """Note that a put has ended."""
+        """Remove a put that has ended, and return the backend's record of it."""
         write = self._writes.pop(put)
         link = self.links[put.peer]
         link.pending -= 1
@@ -130,19 +139,19 @@ class Ledger(Generic[Write]):
         return write
 
     def end_abandoned(self, put: PutId, state: PutState) -> Write:
-        """Note that an abandoned put has ended. `note_end` will return it."""
+        """Remove an abandoned put that has ended in `state`. `note_end` will return that state."""
         self._ends[put] = state
         while len(self._ends) > ABANDONED_ENDS_MAX:
             del self._ends[next(iter(self._ends))]
         return self.end(put)
 
     def abandoned(self) -> list[tuple[PutId, Write]]:
-        """Return the puts under way toward peers that were given up."""
+        """Return the puts still under way to peers that were disconnected."""
         leaving = {peer for peer, link in self.links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
     def known(self) -> list[Endpoint]:
-        """Return every peer whose connection the backend still has."""
+        """Return the endpoint of every peer to which the backend still has a connection."""
         return [link.endpoint for link in self.links.values()]
 
     def under_way(self) -> list[Write]:
@@ -162,7 +171,7 @@ class Ledger(Generic[Write]):
             self._drop(link)
 
     def leave_all(self) -> None:
-        """Give all peers up at the end: puts under way stay so for ever."""
+        """Disconnect all peers when the backend closes. Puts under way count as pending from then on."""
         for peer in list(self.links):
             self.leave(peer)
 

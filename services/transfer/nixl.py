@@ -1,30 +1,32 @@
-"""Backend for puts between processes, over NIXL's UCX backend.
+"""Transfer backend between processes: one-sided writes (puts) over NIXL with UCX.
 
-Measured with nixl 1.5.1, and the consequences:
+What was measured with nixl 1.5.1, and what follows from it:
 
-* Its progress thread spins a core per agent, so it is off: `poll` and `progress` drive progress, at 3-5 µs
-  each when nothing happens.
-* On one host, bytes move by cross-memory attach: posting copies, and returns when the copy is done
-  (0.4 ms for 4 MiB; the GIL is released meanwhile). Over TCP posting returns at once, and the write lands
-  only while the *target* makes progress.
-* Neither releasing a handle nor removing the remote agent stops a write: bytes landed after both. After
-  a removal the handle cannot be polled any more. So a handle is kept until the library says that its
-  write has ended, and the remote agent is removed only when no write toward it is left.
-* What the target's `close` stops: over TCP everything, with the connection. By cross-memory attach nothing: a
-  sender that has not seen the connection end still copies to the addresses that it knows, and is told DONE.
-  So memory is taken away by closing *and* moving it (`exposure.py`), which takes 25 ms.
-* A peer that died shows as REMOTE_DISCONNECT: in poll and in post.
-* `add_remote_agent` takes 10-25 ms, which `connect` pays; the first put takes 10-45 ms more, less the
-  oftener the target polls. There is nothing else to warm up: a caller that minds puts a few bytes first.
-* Loading damaged metadata fails, but leaves its agent name unusable for the life of the process. So
-  metadata travels with a digest and is checked before the library sees it, and the default agent name
-  is drawn from the incarnation, which is never used again.
-* The digest finds damage, not malice: metadata that was made up, under a digest that holds, can end the
-  process inside the library. Only peers that are trusted may reach the port where they are connected.
+* Its progress thread spins one core per agent, so it is off. `poll` and `progress` drive progress. Each call
+  takes 3-5 µs when nothing happens.
+* On one host, bytes move by cross-memory attach. Posting a put copies the bytes and returns when the copy is
+  done (0.4 ms for 4 MiB; the GIL is released meanwhile). Over TCP posting returns at once, and the write
+  lands only while the *target* makes progress.
+* Neither releasing a handle nor removing the remote agent stops a write: bytes landed after both. After a
+  removal the handle can no longer be polled. So a handle is kept until the library says that its write has
+  ended. The remote agent is removed only when no write to it is left.
+* Over TCP the target's `close` stops every write, because it closes the connection. With cross-memory attach
+  it stops nothing. A sender that has not noticed the end of the connection still copies to the addresses that
+  it knows, and gets DONE. So memory is taken away by closing *and* moving it (`exposure.py`), which takes 25
+  ms.
+* A peer that died shows as REMOTE_DISCONNECT, when polling and when posting.
+* `add_remote_agent` takes 10-25 ms, which is part of `connect`. The first put takes 10-45 ms more, less if
+  the target polls more often. Nothing else needs warming up. A caller to which this matters puts a few bytes
+  first.
+* Loading damaged metadata fails, but makes its agent name unusable for the life of the process. So metadata
+  travels with a digest, which is checked before the library sees the metadata. The default agent name is
+  drawn from the incarnation, which is never used again.
+* The digest finds damage, not malice. Forged metadata with a valid digest can end the process inside the
+  library. Only trusted peers may reach the port at which they are connected.
 
-The bytes of `get_agent_metadata` are written and read by the library's own serialiser in C++, with
-explicit tags and lengths: no pickle. `get_serialized_descs` and `deserialize_descs` do pickle, and are
-never called: descriptors are built here, from the plain integers of `Endpoint.regions`.
+The bytes of `get_agent_metadata` are written and read by the library's own serialiser in C++, with explicit
+tags and lengths, without pickle. `get_serialized_descs` and `deserialize_descs` do pickle, and are never
+called. Descriptors are built here, from the plain integers of `Endpoint.regions`.
 """
 
 from collections.abc import Sequence
@@ -50,10 +52,10 @@ from baton.transfer.transfer_protocol import Endpoint, PutId, PutState, Region, 
 log = Log(__name__)
 
 CLOSING_ROUNDS: Final = 64
-"""Rounds of progress before the agent is closed, so that connections can end.
+"""Rounds of progress made before the NIXL agent is closed, so that its connections can end.
 
-UCX aborts the process if its worker ends while something is queued to a peer that died. One round was
-enough.
+UCX aborts the process if its worker ends while something is queued to a peer that died. One round was enough
+in tests.
 """
 
 
@@ -61,12 +63,12 @@ enough.
 class _Write:
     handle: Any
     fate: PutState | None = None
-    """State known without the library. PENDING: it failed in a way that proves nothing, and the ledger
-    decides."""
+    """How this write ended, as far as that is known without polling the library; None: poll it. PENDING: it
+    failed with an error that does not prove its end, and the ledger decides its state."""
 
 
 class NixlTransfer:
-    """`baton.transfer.transfer_protocol.Transfer` between processes.
+    """Transfer endpoint of one process over NIXL (`baton.transfer.transfer_protocol.Transfer`).
 
     Raises TransferError if nixl or its UCX backend does not load. Close it before the process ends: see
     CLOSING_ROUNDS.
@@ -148,8 +150,10 @@ class NixlTransfer:
         return self.ledger.post(peer, write)
 
     def _post(self, agent: Any, peer: Incarnation, write: _Write) -> None:
-        """Post a write. Raises TransferError if the library refused before the write began. After any other
-        error the write counts as under way."""
+        """Post a prepared write. Raises TransferError if the library refused it before it began.
+
+        After any other error the write counts as under way.
+        """
         try:
             status = agent.transfer(write.handle)
         except self._nixl.refusals as error:
@@ -251,6 +255,6 @@ class NixlTransfer:
 
 @lru_cache(maxsize=2 * REGIONS_MAX)
 def nixl_memory(device: str) -> tuple[str, int]:
-    """Return the library's name for the memory of `device`, and the number of the device."""
+    """Return NIXL's memory type ("DRAM" or "VRAM") and device number for `device` ("cpu" or "cuda:N")."""
     index = device_index(device)
     return ("DRAM", 0) if index is None else ("VRAM", index)

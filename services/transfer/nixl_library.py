@@ -1,7 +1,7 @@
-"""Loading of nixl without its output, its errors, and a digest for its metadata.
+"""Import of the nixl library without its console output, its error classes, and a digest for its metadata.
 
-This is the only module that imports nixl. Its functions that unpickle are never called with bytes of a peer
-(`no-pickle`).
+This is the only module that imports nixl. Functions of nixl that unpickle are never called with bytes of a
+peer (`no-pickle`).
 """
 
 import hashlib
@@ -17,11 +17,12 @@ MAGIC: Final = b"baton-nixl-1\0"
 DIGEST_BYTES: Final = 16
 LIBRARY_VARIABLES: Final = ("UCX_", "NIXL_")
 OURS: Final = ("UCX_LOG_LEVEL", "NIXL_LOG_LEVEL")
-"""Variables set by this process, without effect on transports."""
+"""Environment variables that Baton sets itself. They only silence logs, so error texts leave them out."""
 
 
 class Library:
-    """nixl, loaded at its first use (2 s) and without its greetings."""
+    """The nixl library, imported when this is made (about 2 s) and without the lines that it prints at
+    import."""
 
     def __init__(self) -> None:
         # Errors arrive as exceptions. The death of a peer needs no line on stderr.
@@ -36,7 +37,7 @@ class Library:
             logging.raiseExceptions = raise_exceptions  # nixl's own logging set-up turns it off
         self._api = _api
         self.ends = (_bindings.nixlRemoteDisconnectError, _bindings.nixlCancelledError)
-        """Errors after which the write has ended, because its connection has."""
+        """nixl's errors that prove a write has ended, because its connection has ended."""
         self.refusals = (
             _bindings.nixlInvalidParamError,
             _bindings.nixlMismatchError,
@@ -44,7 +45,7 @@ class Library:
             _bindings.nixlNotFoundError,
             _bindings.nixlNotSupportedError,
         )
-        """Errors raised before anything is posted."""
+        """nixl's errors that are raised before a write is posted."""
         rest = (
             _bindings.nixlBackendError,
             _bindings.nixlNotPostedError,
@@ -66,14 +67,17 @@ class Library:
 
 
 def describe_settings() -> str:
-    """Return a text for the end of an error: the variables that configure the library, with their values."""
+    """Return the UCX_ and NIXL_ environment variables with their values, as a text to append to an error."""
     given = {name: value for name, value in os.environ.items() if name.startswith(LIBRARY_VARIABLES)}
     listed = " ".join(f"{name}={value}" for name, value in sorted(given.items()) if name not in OURS)
     return f"; the environment sets {listed}" if listed else ""
 
 
 class AsTransferError:
-    """Converts the library's errors, which share no base class, into one that names the failed call."""
+    """Context manager that turns any error of nixl into a TransferError that names the failed call.
+
+    nixl's errors share no base class.
+    """
 
     def __init__(self, errors: tuple[type[Exception], ...], what: str, besides: str = "") -> None:
         self._errors = errors
@@ -89,11 +93,11 @@ class AsTransferError:
 
 
 def install_memory_hooks() -> None:
-    """Make and drop the first agent of the process.
+    """Make and drop the first NIXL agent of the process, so that UCX installs its memory hooks now.
 
     UCX then rewrites `mmap`, `madvise` and related functions of the C library in place. A thread inside one
-    of them at that moment crashes. So call this first: while there is one thread, and before large memory
-    is mapped. Raises StartupError.
+    of them at that moment crashes. So call this while there is one thread, and before large memory is mapped.
+    Raises StartupError.
     """
     try:
         Library().new_agent("baton-memory-hooks")
@@ -102,12 +106,13 @@ def install_memory_hooks() -> None:
 
 
 def framed(metadata: bytes) -> bytes:
-    """Return the library's bytes with a digest before them."""
+    """Return NIXL's agent metadata with a magic number and a digest in front."""
     return MAGIC + hashlib.sha256(metadata).digest()[:DIGEST_BYTES] + metadata
 
 
 def unframed(peer: Endpoint) -> bytes:
-    """Return the library's bytes. Raises TransferError if the digest does not match."""
+    """Return NIXL's agent metadata from a peer's endpoint. Raises TransferError if its digest
+    does not match."""
     head = len(MAGIC) + DIGEST_BYTES
     metadata = peer.metadata[head:]
     if peer.metadata[:head] != framed(metadata)[:head]:

@@ -1,4 +1,4 @@
-"""Start-up error for memory that the transfer refuses."""
+"""Start-up error for KV memory that the transfer backend cannot register."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,9 @@ from baton.transfer.transfer_protocol import TransferError
 
 @contextmanager
 def explain_refused_memory(device: str) -> Iterator[None]:
-    """Convert a TransferError into a StartupError of one line, while the memory of `device` is first
-    registered.
+    """Convert a TransferError inside this context into a StartupError of one line.
 
-    `device`: "cpu" or "cuda:N".
+    It surrounds the first registration of KV memory. `device`: "cpu" or "cuda:N".
     """
     try:
         yield
