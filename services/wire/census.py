@@ -1,4 +1,7 @@
-"""Message of the counts that a worker reports with each renewal of its lease, for display only."""
+"""Message with the counts (rooms, pages, queues) that a worker sends with each renewal of its lease.
+
+They are for display only.
+"""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -28,8 +31,10 @@ def census_to_wire(
 
 
 def census_from_wire(wire: workers_pb2.WorkerCensus) -> dict[str, Any]:
-    """Read the counts, as the pages show them. Entries beyond the bounds are left out, since nothing depends
-    on them."""
+    """Return a worker's counts as a JSON-ready dictionary, as the operators' pages show them.
+
+    Entries beyond the bounds are left out, because nothing depends on them.
+    """
     values: dict[str, Any] = {
         name: {shown_from_wire(key, KEY_CHARS_MAX): int(counts[key]) for key in sorted(counts)[:KEYS_MAX]}
         for name, counts in (

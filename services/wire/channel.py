@@ -1,4 +1,4 @@
-"""Set-up of gRPC servers and channels, the same everywhere."""
+"""Set-up of gRPC servers and client channels, with the same options in all processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -23,23 +23,24 @@ from baton.wire.tls_identity import Identity
 from baton.wire.undecodable_requests import UndecodableInterceptor
 
 UNARY_S: Final = 5.0
-"""Deadline of a call that is answered from tables, in seconds."""
+"""Deadline in seconds of a call that the server answers from its tables at once."""
 
 LAST_CALLS_S: Final = 2 * UNARY_S
-"""Time for calls on a channel that was replaced by another, in seconds."""
+"""Seconds for which running calls may go on over a channel that was replaced by another."""
 
 REPLY_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Longest message that a caller accepts, in bytes."""
+"""Longest gRPC message that a client accepts, in bytes."""
 
 REQUEST_BYTES_MAX: Final = TAKEN_BYTES_MAX
-"""Longest message that a server accepts, in bytes. Reading a longer one would keep it from its turns and its
+"""Longest gRPC message that a server accepts, in bytes. Reading a longer one would delay its turns and its
 lease for seconds."""
 
 AHEAD_BYTES: Final = 8 * 1024
-"""Bytes that a peer may send before they are read. A longer message is sent when it is read.
+"""Flow-control window in bytes: how much a peer may send before the receiver reads it. A longer message is
+sent when it is read.
 
-It is small, so that a slow caller gets few long messages and not many short ones. Each message costs as much
-as several tokens, and a worker that cannot send collects what its rooms produce.
+It is small, so that a slow client gets few long messages and not many short ones. Each message costs as much
+as several tokens. A worker that cannot send collects the tokens of its rooms meanwhile.
 """
 
 _KEEPALIVE: Final = (
@@ -81,15 +82,18 @@ _SERVER: Final = (
 def open_channel(
     address: str, party: ServiceRole, identity: Identity | None = None, run_token: str = ""
 ) -> grpc.aio.Channel:
-    """Open a channel to `party`. With an `identity`, the server has to prove that it is that party.
-    `run_token`: token that calls show."""
+    """Open a gRPC channel to the process at `address`, which has the role `party`.
+
+    `identity`: this process's certificate, or None for plain text. With one, the server has to prove its
+    role. `run_token`: token to send with each call, or empty.
+    """
     return _open(grpc.aio, address, party, identity, run_token)
 
 
 def open_thread_channel(
     address: str, party: ServiceRole, identity: Identity | None = None, run_token: str = ""
 ) -> ThreadChannel:
-    """Open a channel for a thread besides the process's first event loop. See `open_channel`."""
+    """Open a gRPC channel for a thread with its own event loop. See `open_channel` for the arguments."""
     return ThreadChannel(_open(grpc, address, party, identity, run_token))
 
 
@@ -103,7 +107,8 @@ def _open(library: Any, address: str, party: ServiceRole, identity: Identity | N
 
 
 class _CountAccepted(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Counts the calls that the event loop has accepted. Others wait in gRPC's own queue."""
+    """Interceptor that counts the calls which the event loop has accepted. Other calls wait in gRPC's own
+    queue."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -118,10 +123,11 @@ class _CountAccepted(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class Server:
-    """A gRPC server with health and reflection. Services are added before `start`."""
+    """A gRPC server with health and reflection services. The caller adds its own services before `start`."""
 
     def __init__(self, identity: Identity | None = None, run_token: str = "") -> None:
-        """`identity`: callers have to show a certificate. `run_token`: callers have to show that token."""
+        """Make a server. `identity`: with one, callers have to show a certificate. `run_token`: if not empty,
+        callers have to send that token."""
         self._identity = identity
         ask = (TokenInterceptor(run_token),) if run_token else ()
         admit = () if identity is None else (AuthorizationInterceptor(),)
@@ -138,7 +144,8 @@ class Server:
         return self._count.count
 
     def bind(self, host: str, port: int) -> int:
-        """Listen. Return the port, which the system picks for port 0. Raises OSError if it is taken."""
+        """Listen on `host:port`. Return the port, which the system picks for port 0. Raises OSError if it is
+        taken."""
         address = join_address(host, port)
         try:
             if self._identity is None:
@@ -152,7 +159,8 @@ class Server:
         return int(bound)
 
     async def start(self, services: Iterable[str]) -> None:
-        """Start serving. `services`: full names, for reflection and health."""
+        """Start to serve, with health NOT_SERVING at first. `services`: full names, for reflection and
+        health."""
         self._names = list(services)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
@@ -173,23 +181,29 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Target of a channel."""
+    """Address and process to which one channel leads."""
 
     address: str
     incarnation: Incarnation | None
-    """Incarnation at the target; None for any process there."""
+    """Process that the channel is for, by its incarnation. None for any process at the address."""
 
 
 class Channels:
-    """One channel for each process that is called. It is opened at first use, and closed with the others or
-    when its process is gone."""
+    """Client channels of one process, one for each process that it calls.
+
+    A channel is opened at first use. It is closed together with the others, or when the called process is
+    gone.
+    """
 
     def __init__(
         self,
         opener: Callable[[str, ServiceRole], grpc.aio.Channel] = open_channel,
         version: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`version`: version of the credentials that `opener` uses."""
+        """Make an empty set of channels.
+
+        `opener`: opens a channel. `version`: returns the version of the credentials that `opener` uses.
+        """
         self._opener = opener
         self._version = version
         self._open: dict[_Way, grpc.aio.Channel] = {}
@@ -202,7 +216,7 @@ class Channels:
         run_token: str = "",
         opener: Callable[..., grpc.aio.Channel] = open_channel,
     ) -> "Channels":
-        """Return the channels of a process with these credentials: a certificate, a token of its run, both or
+        """Return channels that authenticate with these credentials: a certificate, a run token, both or
         neither."""
         way = partial(opener, identity=identity, run_token=run_token)
         return Channels(way) if identity is None else Channels(way, identity.version)
@@ -210,7 +224,10 @@ class Channels:
     def to(
         self, address: str, party: ServiceRole, incarnation: Incarnation | None = None
     ) -> grpc.aio.Channel:
-        """Return the channel to a process. `party`: the role that serves at that address."""
+        """Return the channel to a process. `party`: the role of the process at that address.
+
+        A new channel replaces one with older credentials if that would have to connect anew.
+        """
         way, version = _Way(address, incarnation), self._version()
         if self._opened_with.get(way, version) != version and _unconnected(self._open[way]):
             closing = asyncio.ensure_future(self._open.pop(way).close(LAST_CALLS_S))
@@ -223,7 +240,7 @@ class Channels:
 
     @asynccontextmanager
     async def once(self, address: str, party: ServiceRole) -> AsyncIterator[grpc.aio.Channel]:
-        """Yield a channel of the caller's own, which no other code closes."""
+        """Yield a new channel for this caller alone, which no other code closes."""
         channel = self._opener(address, party)
         try:
             yield channel
@@ -239,7 +256,7 @@ class Channels:
         return {way.incarnation for way in self._open if way.incarnation is not None}
 
     async def drop(self, incarnation: Incarnation) -> None:
-        """Close the channel to a process. Its calls are cancelled."""
+        """Close the channels to a process. Calls that run over them are cancelled."""
         for way in [each for each in self._open if each.incarnation == incarnation]:
             await self._drop(way)
 
@@ -257,11 +274,11 @@ class Channels:
 
 
 def _unconnected(channel: grpc.aio.Channel) -> bool:
-    """Return whether a channel would have to connect for its next call."""
+    """Return whether a channel has no connection and would make one for its next call."""
     return channel.get_state() in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 
 def check_incarnation(mine: Incarnation, named: int) -> None:
-    """Check that a message is for this process. Raises WrongIncarnation."""
+    """Raise WrongIncarnation if a message names another incarnation than `mine`, this process's own."""
     if named != mine:
         raise WrongIncarnation(f"meant for incarnation {named}, this is {mine}")

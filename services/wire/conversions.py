@@ -1,7 +1,7 @@
-"""Protobuf messages of requests, tokens, causes and peers, written and read.
+"""Conversions between protobuf messages and the core's types for requests, tokens, causes and peers.
 
-Reading checks what the type system cannot: enums that are set, numbers in range. A message that does not hold
-is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
+Reading checks what protobuf's types cannot: that enums are set, and numbers in range. A message that fails a
+check raises `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,17 +42,19 @@ from baton.wire.text_validation import (
 )
 
 TEXT_CHARS_MAX: Final = 1024
-"""Longest text of a cause in characters. The rest is cut."""
+"""Longest text of a room's cause of failure in a message, in characters. The rest is cut."""
 TIME_LEFT_MS_MAX: Final = 2**32 - 1
-"""Cap on a request's remaining time in the message, seven weeks. Longer times are sent as the cap."""
+"""Longest remaining time of a request in a message, in milliseconds (seven weeks). Longer times are sent as
+this."""
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
 PENALTY_MAX: Final = 100
 BIAS_MAX: Final = 1000
-"""Bounds on what a draw can use. They exceed what the HTTP API accepts."""
+"""Largest absolute logit bias. Like the two bounds above, it exceeds what the HTTP API accepts, and keeps
+sampling in the range of float32."""
 
 SCORES_A_MESSAGE: Final = 2**12
-"""Log-probabilities of a prompt in one message."""
+"""Log-probabilities of prompt tokens that fit into one message."""
 SCORE_MESSAGES_MAX: Final = 2 * (SCORES_MAX // SCORES_A_MESSAGE) + 1
 
 
@@ -79,11 +81,12 @@ _RANGES: Final[Sequence[tuple[str, Callable[[float], bool], str]]] = (
     ("presence_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
     ("frequency_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
 )
-"""Check of each number that a draw uses, and the text of its refusal."""
+"""Range check of each sampling parameter: field name, condition, and the allowed range as an error text."""
 
 
 def request_to_wire(request: Request, left_s: float | None = None) -> inference_pb2.InferenceRequest:
-    """Write a request. `left_s`: how long it may take from now on, in seconds, if known."""
+    """Convert a request to its message. `left_s`: time that the request may still take, in
+    seconds, if known."""
     sampling = request.sampling
     return inference_pb2.InferenceRequest(
         request_id=request.request_id,
@@ -122,7 +125,7 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
 
 
 def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
-    """Read a request. Raises Malformed with the field that makes no sense."""
+    """Convert a message to a request. Raises Malformed, which names the invalid field."""
     if not wire.prompt:
         raise Malformed("request.prompt is empty")
     if wire.max_tokens < 1:
@@ -182,7 +185,8 @@ def _grammar_to_wire(grammar: Grammar) -> inference_pb2.Grammar:
 
 
 def _grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar:
-    """Read a grammar. Only its size is checked here. Whether it is one shows when it is compiled."""
+    """Convert a message to a grammar. Only its size is checked here. Compiling it shows whether
+    it is valid."""
     if len(wire.text.encode()) > GRAMMAR_BYTES_MAX:
         raise Malformed(f"request.grammar has more than {GRAMMAR_BYTES_MAX} bytes")
     try:
@@ -192,8 +196,11 @@ def _grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar:
 
 
 def _check_sampling(sampling: inference_pb2.Sampling) -> None:
-    """Check the numbers of a draw. One that cannot be used would fail the step of all requests: draws are in
-    single precision, where much that is finite here is infinite, or 0."""
+    """Check all sampling parameters. Raises Malformed.
+
+    A parameter that cannot be used would fail the step of all requests in the batch. Sampling is in float32,
+    where many values that are finite here become infinite or 0.
+    """
     for name, holds, allowed in _RANGES:
         value: float = getattr(sampling, name)
         if not isfinite(value):
@@ -212,7 +219,10 @@ def _check_sampling(sampling: inference_pb2.Sampling) -> None:
 
 
 def ends_from_wire(wire: inference_pb2.InferenceRequest, now_ms: int) -> int | None:
-    """Return when the request's time is over, on the clock of `now_ms`. None if the caller did not say."""
+    """Return the time at which a request expires, in milliseconds on the clock of `now_ms`.
+
+    None if the caller gave no limit.
+    """
     return now_ms + wire.time_left_ms if wire.HasField("time_left_ms") else None
 
 
@@ -223,7 +233,12 @@ def room_from_wire(room: int) -> RoomId:
 
 
 def check_peer(peer: rooms_pb2.Peer, field: str) -> None:
-    """Check a peer. Raises Malformed if it cannot be found again, or if its name is not allowed."""
+    """Check the peer worker that a message names. Raises Malformed if it lacks a name, incarnation or
+    address.
+
+    Raises Malformed also if the name, the address or the digest is not allowed. `field`: the peer's path in
+    the message.
+    """
     if not (peer.name and peer.incarnation and peer.address):
         raise Malformed(f"{field} needs a name, an incarnation and an address")
     name_from_wire(peer.name, f"{field}.name")
@@ -238,7 +253,7 @@ def token_to_wire(token: Token) -> inference_pb2.Token:
 
 
 def token_from_wire(wire: inference_pb2.Token) -> Token:
-    """Read a token. Raises Malformed for a log-probability that no client can be shown."""
+    """Convert a message to a token. Raises Malformed if a log-probability is infinite or not a number."""
     if not wire.HasField("logprob") and not wire.top:
         return Token(wire.token)
     logprob = wire.logprob if wire.HasField("logprob") else None
@@ -248,8 +263,11 @@ def token_from_wire(wire: inference_pb2.Token) -> Token:
 
 
 def scores_to_wire(scores: Sequence[Score]) -> Iterator[inference_pb2.Scores]:
-    """Yield the scores of a prompt from its second token on, SCORES_A_MESSAGE log-probabilities or one token
-    a message. There are SCORE_MESSAGES_MAX messages at most."""
+    """Yield the log-probabilities of a prompt's tokens, from the second token on, as messages.
+
+    A message has up to SCORES_A_MESSAGE log-probabilities, but at least those of one token. There are at most
+    SCORE_MESSAGES_MAX messages.
+    """
     each = 1 if not scores else max(SCORES_A_MESSAGE // (1 + len(scores[0].top)), 1)
     for begin in range(0, len(scores), each):
         part = scores[begin : begin + each]
@@ -263,8 +281,10 @@ def scores_to_wire(scores: Sequence[Score]) -> Iterator[inference_pb2.Scores]:
 
 
 def scores_from_wire(wire: inference_pb2.Scores) -> list[Score]:
-    """Read scores. Raises Malformed if their numbers differ, or for a log-probability that no client can be
-    shown."""
+    """Convert a message to log-probabilities of prompt tokens.
+
+    Raises Malformed if its lists do not match in length, or if a log-probability is infinite or not a number.
+    """
     count, tops = len(wire.logprobs), len(wire.top_tokens)
     if not count or len(wire.ranks) != count or tops % count or len(wire.top_logprobs) != tops:
         raise Malformed("scores are not equally many of each kind")

@@ -1,7 +1,7 @@
-"""A gRPC stream in both directions, at its caller, from begin to end.
+"""Client side of a bidirectional gRPC stream, from its begin to its end.
 
-Messages to send are collected until the stream can take one, so that what many rooms have to say at one time
-travels together. The caller judges why the stream ended.
+Messages to send are collected until the stream can take one. So what many rooms send at one time travels
+together. The caller decides what the end of the stream means.
 """
 
 import asyncio
@@ -19,8 +19,10 @@ ENDED: Final = "it ended the stream"
 
 
 class ChannelClosed(RemoteError):
-    """This process ended the stream, because another channel replaces its own. It says nothing about the
-    peer."""
+    """This process closed the stream's channel, because a new channel replaces it.
+
+    It is no sign that the peer has failed.
+    """
 
 
 async def run_duplex(
@@ -29,11 +31,11 @@ async def run_duplex(
     next_message: Callable[[], Any],
     on_message: Callable[[Any], None],
 ) -> RemoteError:
-    """Run a stream. Return why it ended.
+    """Run a bidirectional stream until it ends. Return the error or end that it ended with.
 
     `next_message`: returns the next message to send, or None. It is called again when `news` is set.
-    `on_message`: takes each message. A bug in either ends the stream, and is logged. The call is over when
-    this returns or is cancelled.
+    `on_message`: called with each received message. A bug in either ends the stream and is logged. The call
+    is over when this returns or is cancelled.
     """
     ends: list[RemoteError] = []
     call.add_done_callback(lambda _: ends.append(_at_once(_end_of(call))))
@@ -67,7 +69,7 @@ async def _end_of(call: grpc.aio.StreamStreamCall) -> RemoteError:
 
 
 def _at_once(metadata: Coroutine[Any, Any, RemoteError]) -> RemoteError:
-    """Return the result of a coroutine that has nothing to wait for, since its call is done."""
+    """Return the result of a coroutine that never waits, because the call that it reads from is done."""
     try:
         metadata.send(None)
     except StopIteration as done:
@@ -93,6 +95,6 @@ async def _write(
 
 
 def _called_off() -> bool:
-    """Return whether this task is cancelled, and not only the call that it waits for."""
+    """Return whether this task itself was cancelled, and not only the gRPC call that it waits for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

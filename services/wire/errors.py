@@ -1,7 +1,7 @@
-"""Table of gRPC statuses for errors, and errors that a status is read as.
+"""Conversion of errors to gRPC statuses and back, by one table for all services.
 
-The table is the same for all services. The error's class travels in the trailing metadata. So a caller can
-distinguish two errors of one status without reading their texts.
+The error's class name travels in the trailing metadata. So a caller can distinguish two errors with one
+status without reading their texts.
 """
 
 from collections.abc import AsyncIterator
@@ -35,36 +35,38 @@ FIELD_KEY: Final = "baton-field"
 
 
 class WrongIncarnation(Refusal):
-    """The message was meant for another process of this worker."""
+    """The message was meant for another process of this worker, for example an earlier one."""
 
 
 class Draining(Refusal):
-    """The worker takes no new rooms."""
+    """The worker is draining and takes no new rooms."""
 
 
 class MailboxFull(Refusal):
-    """More commands wait than the worker can ever need."""
+    """The worker's mailbox is full: more commands wait than its rooms can ever need."""
 
 
 class CommandTooLong(Refusal):
-    """The command is longer than any turn can take."""
+    """The command to the worker is longer than one turn can take."""
 
 
 class NotQuiet(NotConnected):
-    """The caller cannot connect while writes to this incarnation over a broken connection are not known to
-    have ended."""
+    """The decode worker cannot connect yet: earlier writes to it may not have ended.
+
+    They were posted over a connection that broke, to the same incarnation.
+    """
 
 
 class NotAdmitted(Refusal):
-    """The caller is known, but may not call this, by its certificate or the secret that it shows."""
+    """The caller may not call this method, according to its certificate or the secret that it sent."""
 
 
 class UnknownReceiver(Refusal):
-    """No room has named this decode worker here, or none does any more."""
+    """The decode worker is unknown here: no room of this prefill worker names it, or none does any more."""
 
 
 class NotProven(Refusal):
-    """The caller has not proven that it is the process that it acts for."""
+    """The caller has not proven that it is the process for which it calls."""
 
 
 STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
@@ -101,7 +103,7 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class RemoteError(Exception):
-    """A call that another service answered with an error, or did not answer."""
+    """A call to another service failed: the service answered with an error, or did not answer."""
 
     def __init__(self, code: grpc.StatusCode, kind: str, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -112,13 +114,13 @@ class RemoteError(Exception):
 
     @property
     def unreachable(self) -> bool:
-        """Whether the other side gave no answer of its own."""
+        """Whether the failed call got no answer from the other service itself."""
         return not self.kind
 
 
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Answer a known error with its status. Other errors are bugs, and pass."""
+    """Turn a known error inside this context into its gRPC status. Other errors are bugs and propagate."""
     try:
         yield
     except Exception as error:
@@ -133,7 +135,8 @@ async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[N
 
 
 def refusal_to_wire(error: Exception) -> inference_pb2.Refused:
-    """Write the refusal of one room on a stream that goes on. Its `kind` is empty for a bug."""
+    """Return the message that refuses one room on a stream shared by rooms. Its `kind` is empty if `error` is
+    a bug."""
     text = str(error)[:TEXT_CHARS_MAX] or type(error).__name__
     for kind, code in STATUS:
         if isinstance(error, kind):
@@ -151,7 +154,7 @@ def refusal_from_wire(refused: inference_pb2.Refused) -> RemoteError:
 
 
 def remote_error(error: grpc.RpcError) -> RemoteError:
-    """Read a failed call of either kind of channel."""
+    """Return the RemoteError for a failed call of grpc or grpc.aio."""
     trailing = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     text = error.details() or error.code().name
     return RemoteError(error.code(), trailing.get(KIND_KEY, ""), text, trailing.get(FIELD_KEY, ""))

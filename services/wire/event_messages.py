@@ -1,4 +1,4 @@
-"""Message of one line of a room's timeline."""
+"""Conversion of timeline lines of rooms to messages and back."""
 
 from functools import partial
 from typing import Final
@@ -10,7 +10,7 @@ from baton.wire.baton.v1 import rooms_pb2
 from baton.wire.text_validation import shown_from_wire
 
 LINE_BYTES_MAX: Final = 1024
-"""Longest line that is stored undecoded, in bytes."""
+"""Longest timeline line that is stored as it came, undecoded, in bytes."""
 
 
 def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
@@ -24,15 +24,20 @@ def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
 
 
 def line_from_wire(wire: bytes, source: str) -> Line:
-    """Read a line. `source`: the known sender, which replaces the one in the line. A line that is too long is
-    decoded at once, which cuts it."""
+    """Return a timeline line that is decoded when it is read.
+
+    `source`: the known sender, which replaces the one in the message. A message of more than LINE_BYTES_MAX
+    bytes is decoded at once, which cuts its texts.
+    """
     read = partial(event_from_wire, wire, source)
     return read if len(wire) <= LINE_BYTES_MAX else read()
 
 
 def event_from_wire(wire: bytes, source: str) -> Event:
-    """Decode a line. One that makes no sense becomes an UNREADABLE event, since another caller reads it
-    later."""
+    """Decode a timeline line. An undecodable one becomes an UNREADABLE event and raises nothing.
+
+    It is decoded only when the timeline is read, and the reader is not at fault.
+    """
     try:
         event = rooms_pb2.RoomEvent.FromString(wire)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""Call of a worker's starter that reports the exit of its process to the router."""
+"""Call by which a worker's starter reports to the bootstrap that the worker's process has exited."""
 
 import grpc
 
@@ -13,9 +13,10 @@ from baton.wire.tls_identity import Identity
 async def report_exit(
     bootstrap: str, tls: TlsFiles | None, run_token: str, name: str, pid: int, secret: bytes
 ) -> None:
-    """Report that process `pid` of worker `name` was seen to exit. It is the proof "dead" for all its writes.
+    """Report to the bootstrap that process `pid` of worker `name` has exited.
 
-    `secret`: drawn for that process when it was started. Raises RemoteError if the report is refused.
+    The report is the proof "dead": none of the process's writes can land any more. `secret`: drawn for that
+    process when it was started. Raises RemoteError if the report is refused.
     """
     channel = open_channel(bootstrap, ServiceRole.BOOTSTRAP, Identity.of(tls), run_token)
     try:

@@ -1,4 +1,4 @@
-"""Wrapper that runs a check before a gRPC handler, whatever the kind of its call."""
+"""Wrapper that runs a check before a gRPC handler, for unary and streaming calls."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -7,15 +7,17 @@ from typing import Any, TypeAlias
 import grpc
 
 Before: TypeAlias = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
-"""Check before a call. It gets the request, or the iterator of all, and returns what the handler gets
-instead. It aborts a call that is not to be served."""
+"""Check that runs before a gRPC call. It gets the request, or the iterator of requests, and returns what to
+pass to the handler. It aborts a call that is refused."""
 
 
 def wrap_handler(
     before: Before, handler: grpc.RpcMethodHandler, decode: Callable[[bytes], Any]
 ) -> grpc.RpcMethodHandler:
-    """Return a handler of the same kind that runs a check first. A handler that streams replies must be an
-    asynchronous generator."""
+    """Return a gRPC handler that runs the check `before` and then `handler`.
+
+    A `handler` that streams replies must be an asynchronous generator. `decode`: decodes a request.
+    """
     encode = handler.response_serializer
 
     async def reply(request: Any, context: grpc.aio.ServicerContext) -> Any:

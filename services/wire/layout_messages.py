@@ -1,6 +1,6 @@
-"""Protobuf messages of a worker's KV layout, topology and checksum, read and written.
+"""Conversion of a worker's KV layout, topology and checksum mode to protobuf messages and back.
 
-A message that makes no sense is a `Malformed` (`malformed-is-contained`).
+A message with values that make no sense raises `Malformed` (`malformed-is-contained`).
 """
 
 from itertools import pairwise
@@ -46,7 +46,8 @@ def layout_to_wire(layout: KvLayout) -> workers_pb2.KvLayout:
 
 
 def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
-    """Read a layout. Raises Malformed for one that no memory has."""
+    """Convert a message to a KV layout. Raises Malformed if its values contradict each other or are out of
+    range."""
     if not 1 <= len(wire.groups) <= GROUPS_MAX:
         raise Malformed(f"layout has {len(wire.groups)} groups, from 1 to {GROUPS_MAX} are wanted")
     groups = tuple(map(_group_from_wire, wire.groups))
@@ -94,8 +95,10 @@ def topology_to_wire(topology: Topology) -> workers_pb2.Topology:
 
 
 def topology_from_wire(wire: workers_pb2.Topology) -> Topology:
-    """Read a topology; one rank if the worker does not say. Raises Malformed for more ranks than a worker
-    has."""
+    """Convert a message to a topology. A dimension that is not given counts as 1.
+
+    Raises Malformed if it has more ranks than a worker may have.
+    """
     try:
         return Topology(wire.tensor_parallel or 1, wire.pipeline_parallel or 1, wire.context_parallel or 1)
     except ValueError as error:
@@ -103,7 +106,7 @@ def topology_from_wire(wire: workers_pb2.Topology) -> Topology:
 
 
 def checksum_from_wire(wire: str) -> KvChecksum:
-    """Read a checksum's kind. A worker that does not say uses the oldest one."""
+    """Return the KV checksum mode that a worker registers. A worker that names none uses the oldest mode."""
     try:
         return KvChecksum(wire or KvChecksum.RECORD.value)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Probe of whether a process still answers at its address.
+"""Probe that finds out whether a process still answers at its address.
 
-An answer proves that the process lives. No answer proves nothing (`proof-not-time`): a process that was
-stopped or cut off answers no call, and may write later. The answer of another process at its address proves
+An answer proves that the process lives. No answer proves nothing (`proof-not-time`): a process that is
+stopped or cut off answers no call, and may write later. An answer from another process at the address proves
 nothing, either.
 """
 
@@ -18,13 +18,16 @@ from baton.wire.channel import Channels
 from baton.wire.service_role import ServiceRole
 
 ASK_S: Final = 1.0
-"""Longest time for a probe, in seconds. A reporter of an exit waits for twice as long."""
+"""Longest time for a probe, in seconds. The reporter of a worker's exit waits twice as long for
+its answer."""
 SERVICE: Final = "baton.v1.PresenceService"
 
 
 async def is_listening(address: str) -> bool:
-    """Return whether any process accepts connections at host:port. Raises OSError if that cannot be known: no
-    route, or no such name."""
+    """Return whether any process accepts connections at host:port.
+
+    Raises OSError if that cannot be known, for example without a route or if the name does not resolve.
+    """
     try:
         _, writer = await asyncio.open_connection(*split_address(address))
     except ConnectionRefusedError:
@@ -34,7 +37,7 @@ async def is_listening(address: str) -> bool:
 
 
 class LivenessProbe:
-    """Probes processes by a call."""
+    """Probe that asks a process over gRPC for its incarnation."""
 
     def __init__(
         self, channels: Channels, listening: Callable[[str], Awaitable[bool]] = is_listening
@@ -43,7 +46,7 @@ class LivenessProbe:
         self._listening = listening
 
     async def answers(self, address: str, party: ServiceRole, incarnation: Incarnation) -> bool:
-        """Return whether that very process answers at `address` within ASK_S."""
+        """Return whether the process with this incarnation answers at `address` within ASK_S seconds."""
         try:
             async with asyncio.timeout(ASK_S):
                 if not await self._listening(address):
@@ -59,7 +62,7 @@ class LivenessProbe:
 
 
 class PresenceService(workers_pb2_grpc.PresenceServiceServicer):
-    """Answers probes of this process."""
+    """gRPC service that answers liveness probes with this process's incarnation."""
 
     def __init__(self, incarnation: Incarnation) -> None:
         self._incarnation = incarnation

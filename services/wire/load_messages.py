@@ -1,4 +1,4 @@
-"""Message of a worker's load, by which rooms are placed on it."""
+"""Conversion of a worker's load to a message and back. The router places rooms by it."""
 
 from typing import Final
 
@@ -9,11 +9,12 @@ from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import rooms_pb2
 
 RATE_MAX: Final = 2**32 - 1
-"""Largest rate in the message, in tokens per second."""
+"""Largest token rate in a message, in tokens per second."""
 
 
 def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
-    """Write a load. `number`: serial number, higher than any that this process has sent."""
+    """Convert a worker's load to its message. `number`: serial number, higher than any that this process has
+    sent."""
     return rooms_pb2.WorkerLoad(
         number=number,
         free_pages=load.free,
@@ -29,7 +30,11 @@ def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
 
 
 def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
-    """Read a load. It is cut to one KV group more than a layout may have, so that it fits no worker."""
+    """Convert a message to a worker's load.
+
+    Page counts for more KV groups than any layout has are cut, but to one group too many. So they match no
+    worker's layout.
+    """
     return WorkerLoad(
         free=tuple(wire.free_pages[: GROUPS_MAX + 1]),
         asked=tuple(wire.asked_pages[: GROUPS_MAX + 1]),

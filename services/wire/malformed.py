@@ -1,7 +1,7 @@
-"""Refusal of a message that makes no sense."""
+"""Error for a message that decodes but has invalid values."""
 
 from baton.rooms.errors import Refusal
 
 
 class Malformed(Refusal):
-    """A message decodes, but makes no sense. The text names the field."""
+    """A message decodes, but has invalid or contradictory values. The text names the field."""

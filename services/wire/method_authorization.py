@@ -1,4 +1,4 @@
-"""Table of who may call which gRPC method, by the name in the caller's certificate."""
+"""Authorization of gRPC calls by the role that the caller's certificate names."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -39,15 +39,19 @@ ALLOWED_CALLERS: Final[Mapping[str, frozenset[ServiceRole]]] = {
     "DecodeService/StreamRooms": BOOTSTRAP,
     "HandoverService/HandOver": frozenset({ServiceRole.DECODE}),
 }
-"""Parties that may call each method of our own services. A method that is not here is refused to all callers.
-Health and reflection show nothing of rooms, and are for every holder of a certificate."""
+"""Roles that may call each method of Baton's own services. A method that is missing here is refused to all
+callers. The health and reflection services reveal nothing about rooms. Any caller with a certificate may use
+them."""
 
 
 SIDES: Final = {ServiceRole.of(side): side_to_wire(side) for side in Side}
 
 
 class AuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Checks each call on servers that ask for certificates (`known-callers-only`)."""
+    """Interceptor that checks whether the caller's certificate allows the call (`known-callers-only`).
+
+    It is used on servers that ask for certificates.
+    """
 
     async def intercept_service(
         self,
@@ -68,28 +72,32 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc
 
 
 def has_certificate(context: grpc.aio.ServicerContext) -> bool:
-    """Return whether the caller showed a certificate. On a port that asks for certificates, every caller that
-    `AuthorizationInterceptor` admitted did. On a plain port, none did."""
+    """Return whether the caller showed a certificate.
+
+    On a port that asks for certificates, every caller that `AuthorizationInterceptor` admitted did. On a
+    plain port, none did.
+    """
     return bool(_names(context))
 
 
 def check_caller_side(
     context: grpc.aio.ServicerContext, side: Side, also: frozenset[ServiceRole] = frozenset()
 ) -> None:
-    """Check that a caller with a certificate is of the worker's side, or one of `also`. Raises
-    NotAdmitted."""
+    """Raise NotAdmitted if the caller has a certificate, but for neither the role of `side` nor a role in
+    `also`."""
     allowed = also | {ServiceRole.of(side)}
     if has_certificate(context):
         _admitted(context, allowed)
 
 
 def _names(context: grpc.aio.ServicerContext) -> set[str]:
-    """Return the names in the caller's certificate; none without one."""
+    """Return the names in the caller's certificate, or an empty set if it has none."""
     return {name.decode("utf-8", "replace") for name in context.auth_context().get(SAN, ())}
 
 
 def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]) -> frozenset[ServiceRole]:
-    """Return the parties that the caller may act as. Raises NotAdmitted."""
+    """Return the roles in `allowed` that the caller's certificate names. Raises NotAdmitted if there are
+    none."""
     names = _names(context)
     parties = frozenset(party for party in allowed if party.tls_name in names)
     if not parties:
@@ -99,8 +107,10 @@ def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]
 
 
 def _check_own(parties: frozenset[ServiceRole], request: object) -> None:
-    """Check that a worker registers for its own side, and reports under its own incarnation. Raises
-    NotAdmitted."""
+    """Check that a worker registers only for its own side, and reports only under an incarnation.
+
+    Raises NotAdmitted.
+    """
     callers = " and ".join(sorted(parties))
     if isinstance(request, workers_pb2.RegisterRequest) and request.side not in map(SIDES.get, parties):
         raise NotAdmitted(f"the certificate is a {callers} worker's, the registration is not")

@@ -1,7 +1,7 @@
-"""Bounds on requests that a worker's model can compute.
+"""Limits of a model (vocabulary, context length) that every request to a worker has to meet.
 
-One row that the model cannot compute fails the step of all rows in it, so such a request is refused before it
-enters (`malformed-is-contained`).
+One row that the model cannot compute fails the step of all rows in the batch. So such a request is refused
+before it enters (`malformed-is-contained`).
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,17 @@ from baton.wire.conversions import Malformed
 @dataclass(frozen=True, slots=True)
 class ModelBounds:
     vocabulary: int
-    """Size of the vocabulary. Token ids lie in [0, vocabulary), and are unsigned on the wire and in a
-    record."""
+    """Number of token ids in the model's vocabulary. Ids lie in [0, vocabulary). They are unsigned in
+    messages and in metadata records."""
     context_tokens: int
-    """Most tokens of prompt and output together."""
+    """Most tokens of a sequence, prompt and output together."""
     whole_prompts: bool = False
-    """Whether the engine computes a prompt in one row only (`EngineFacts.chunked_prompts`)."""
+    """Whether the engine computes a prompt in one row, without chunking (`EngineFacts.chunked_prompts` is
+    False)."""
 
     def check(self, request: Request) -> None:
-        """Check a request. Raises Malformed with the field, but without its tokens."""
+        """Raise Malformed if the model cannot compute the request. The text names the field, but not its
+        tokens."""
         if request.tokens_max > self.context_tokens:
             raise Malformed(
                 f"request may grow to {request.tokens_max} tokens: the model's context holds"

@@ -1,4 +1,4 @@
-"""Message of a worker's registration."""
+"""Conversion of a worker's registration message to the facts that the registry keeps about it."""
 
 from baton.ids import Incarnation
 from baton.rooms.phases import Side
@@ -11,7 +11,7 @@ from baton.wire.text_validation import label_from_wire, name_from_wire
 
 
 def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
-    """Read a registration. Raises Malformed."""
+    """Convert a registration message to a worker's facts. Raises Malformed."""
     side = next((side for side in Side if side_to_wire(side) == wire.side), None)
     if side is None:
         raise Malformed("side is not set")
@@ -55,14 +55,16 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
 
 
 def _exit_digest_from_wire(digest: bytes) -> bytes:
-    """Read the digest of the starter's secret. Raises Malformed."""
+    """Check the digest of the secret with which the worker's starter can report its exit. Raises
+    Malformed."""
     if len(digest) not in (0, DIGEST_BYTES):
         raise Malformed(f"exit_digest must have {DIGEST_BYTES} bytes, or none")
     return digest
 
 
 def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None:
-    """Read the other side of the worker's process, if it has one. Raises Malformed."""
+    """Return the facts of the other side if the worker's process serves both prefill and decode. Raises
+    Malformed."""
     if not wire.HasField("other_side"):
         return None
     other = wire.other_side
@@ -76,12 +78,12 @@ def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None
 
 
 def process_from_wire(name: str) -> str:
-    """Read the name of a process that serves both sides. Raises Malformed."""
+    """Check the name of a process that serves both prefill and decode. Raises Malformed."""
     return name_from_wire(name, "process")
 
 
 def weight_from_wire(prefill_weight: int) -> int:
-    """Read a weight, of 100. Raises Malformed."""
+    """Check a prefill weight, from 0 to 100. Raises Malformed."""
     if not 0 <= prefill_weight <= WEIGHT_TOTAL:
         raise Malformed(f"prefill_weight must be 0 to {WEIGHT_TOTAL}")
     return prefill_weight

@@ -1,8 +1,8 @@
-"""Token of a run, by which the parts of one stack recognize each other without certificates.
+"""Run token: a shared secret by which the processes of one stack recognize each other without certificates.
 
-The starter of the stack draws it, and passes it to every part in its environment. A caller shows it with each
-call, and a server refuses calls without it. So another user of the machine neither cancels a stream nor reads
-a timeline. It is not encrypted in transit. For several machines, use certificates.
+The starter of the stack draws it, and passes it to every process in its environment. A client sends it with
+each gRPC call, and a server refuses calls without it. So another user of the machine can neither cancel a
+stream nor read a timeline. It is not encrypted in transit. For several machines, use certificates.
 """
 
 import hmac
@@ -15,11 +15,12 @@ from baton.wire.errors import NotProven, errors_as_status
 
 KEY: Final = "baton-run-token"
 OPEN: Final = "/grpc.health.v1.Health/"
-"""Prefix of methods without a token: platforms probe health, have no token, and learn nothing of rooms."""
+"""Prefix of gRPC methods that need no run token. Platforms probe health without a token, and learn nothing
+about rooms there."""
 
 
 class TokenChannel:
-    """A channel of grpc or grpc.aio whose calls show the token. All else is the wrapped channel's."""
+    """Wrapper of a grpc or grpc.aio channel that sends the run token with each call."""
 
     def __init__(self, channel: Any, token: str) -> None:
         self._channel = channel
@@ -42,7 +43,7 @@ class TokenChannel:
 
 
 class _TokenCall:
-    """Caller of one method that shows the token."""
+    """Callable of one gRPC method that sends the run token with each call."""
 
     def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:
         self._method = method
@@ -59,7 +60,7 @@ class _TokenCall:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Checks the token of each call (`known-callers-only`)."""
+    """Interceptor that refuses calls without the right run token (`known-callers-only`)."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()

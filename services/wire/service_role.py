@@ -1,4 +1,4 @@
-"""Roles of processes that talk over gRPC, with their names in certificates."""
+"""Roles of the processes that connect over gRPC, with their names in certificates."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from baton.rooms.phases import Side
 
 
 class ServiceRole(StrEnum):
-    """A process of one of the three services."""
+    """Role of a process: bootstrap, prefill or decode."""
 
     BOOTSTRAP = "bootstrap"
     PREFILL = "prefill"
@@ -14,8 +14,10 @@ class ServiceRole(StrEnum):
 
     @property
     def tls_name(self) -> str:
-        """The DNS name that its certificate has to hold. Nothing resolves it: pods come and go with addresses
-        that no certificate can know."""
+        """DNS name that a certificate of this role has to contain.
+
+        Nothing resolves it. Pods come and go with addresses that no certificate can know.
+        """
         return f"{self.value}.baton.internal"
 
     @staticmethod

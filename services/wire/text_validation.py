@@ -1,7 +1,7 @@
-"""Validation of names, addresses and other texts in messages, by the rules of settings.
+"""Validation of names, addresses and other texts in messages, by the same rules as for settings.
 
-A worker's name and address come from its settings. A message made by other means has to obey the same rules:
-names appear in logs, metrics, timelines, terminals and pages, and addresses are connected to.
+A worker's name and address come from its settings. A message made by other means has to obey the same rules.
+Names appear in logs, metrics, timelines, terminals and pages, and processes connect to the addresses.
 """
 
 import re
@@ -11,28 +11,30 @@ from baton.runtime.setting_kinds import ADDRESS, NAME, SettingKind
 from baton.wire.malformed import Malformed
 
 SHOWN_CHARS_MAX: Final = 80
-"""Most characters of a refused text that its refusal repeats."""
+"""Most characters of an invalid text that the error repeats."""
 REQUEST_ID_CHARACTER: Final = "[A-Za-z0-9._:/+=@-]"
 REQUEST_ID_CHARS_MAX: Final = 256
-"""Most characters of a request id. Callers give up to 128, and prompts of one request are numbered."""
+"""Most characters of a request id in a message. Clients may give up to 128; a suffix numbers the prompts of
+one request."""
 REQUEST_ID: Final = re.compile(f"{REQUEST_ID_CHARACTER}{{0,{REQUEST_ID_CHARS_MAX}}}")
 LABEL: Final = re.compile(r"[ -~]{0,128}")
-"""Pattern of a label, which is compared and shown: a fingerprint, a schema, a kind."""
+"""Pattern of a label: a short text that is compared and displayed, such as a fingerprint, a
+schema or a kind."""
 REPLACEMENT: Final = "\ufffd"
 
 
 def name_from_wire(text: str, field: str) -> str:
-    """Read the name of a worker or of a process. `field`: its path in the message. Raises Malformed."""
+    """Check the name of a worker or process. `field`: its path in the message. Raises Malformed."""
     return _of_kind(NAME, text, field)
 
 
 def address_from_wire(text: str, field: str) -> str:
-    """Read the address of a worker, as host:port. `field`: its path in the message. Raises Malformed."""
+    """Check the address of a worker, as host:port. `field`: its path in the message. Raises Malformed."""
     return _of_kind(ADDRESS, text, field)
 
 
 def request_id_from_wire(text: str) -> str:
-    """Read the id of a request, which may be empty. Raises Malformed."""
+    """Check a request id, which may be empty. Raises Malformed."""
     if len(text) > REQUEST_ID_CHARS_MAX:
         raise Malformed(f"request_id has more than {REQUEST_ID_CHARS_MAX} characters")
     if not REQUEST_ID.fullmatch(text):
@@ -41,14 +43,14 @@ def request_id_from_wire(text: str) -> str:
 
 
 def label_from_wire(text: str, field: str) -> str:
-    """Read a label. `field`: its path in the message. Raises Malformed."""
+    """Check a label (see LABEL). `field`: its path in the message. Raises Malformed."""
     if not LABEL.fullmatch(text):
         raise Malformed(f"{field} has to be up to 128 printable ASCII characters")
     return text
 
 
 def shown_from_wire(text: str, chars_max: int) -> str:
-    """Return a text for display, on one line, without control characters, cut to `chars_max`."""
+    """Return a text made safe for display: one line, no control characters, cut to `chars_max` characters."""
     cut = text[:chars_max]
     if cut.isprintable():
         return cut

@@ -1,7 +1,8 @@
-"""gRPC channel for a thread whose event loop is not grpc.aio's.
+"""gRPC channel for a thread that has its own event loop, besides the loop that grpc.aio uses.
 
-One loop of a process has grpc.aio, whose single poller serves no second loop well. This class has the
-interface of its channel for unary calls, over gRPC's synchronous channel, which any thread may use.
+grpc.aio belongs to one event loop of a process, and its single poller does not serve a second loop well. This
+class has the interface of a grpc.aio channel for unary calls. It works over gRPC's synchronous channel, which
+any thread may use.
 """
 
 import asyncio
@@ -13,13 +14,13 @@ import grpc
 
 
 class ThreadChannel:
-    """Unary calls from the one event loop of a thread."""
+    """Channel for unary calls from the event loop of a second thread."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
 
     def unary_unary(self, method: str, **how: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
-        """Return the caller of a method. `how`: arguments of generated stubs."""
+        """Return a callable for one unary method. `how`: keyword arguments that generated stubs pass."""
         calling = self._channel.unary_unary(method, **how)
 
         def call(request: Any, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
@@ -28,8 +29,10 @@ class ThreadChannel:
         return call
 
     def get_state(self) -> grpc.ChannelConnectivity:
-        """Return IDLE, the state of a channel that would connect for its next call. Opening another channel
-        is cheap, and one with a new certificate is used at once."""
+        """Return IDLE always, so that `Channels` replaces this channel as soon as there is a new certificate.
+
+        Opening another channel is cheap.
+        """
         return grpc.ChannelConnectivity.IDLE
 
     async def close(self, grace_s: float = 0.0) -> None:
@@ -41,7 +44,7 @@ class ThreadChannel:
 
 
 async def _answered(call: grpc.Future) -> Any:
-    """Return the reply to a call that runs on one of gRPC's threads. Raises grpc.RpcError."""
+    """Wait for a call that runs on one of gRPC's threads, and return its reply. Raises grpc.RpcError."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 

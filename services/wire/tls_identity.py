@@ -1,7 +1,7 @@
-"""TLS identity of a process over gRPC, and the authority that it trusts.
+"""TLS certificate and key of a process for gRPC, and the certificate authority that it trusts.
 
-Each side of a connection shows a certificate of the one authority. A caller checks that the server is the
-party it means to call. `baton.wire.method_authorization` says which party may call what.
+Both ends of a connection show a certificate of the one authority. A client checks that the server has the
+role that it means to call. `baton.wire.method_authorization` says which role may call which method.
 """
 
 from threading import Lock
@@ -18,11 +18,13 @@ log = Log(__name__)
 
 
 class Identity:
-    """Certificate, key and authority of one process, as its files have them now. Used from several threads,
-    since gRPC asks from its own."""
+    """Certificate, key and authority of this process, re-read when their files change.
+
+    It is used from several threads, because gRPC calls it from its own.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Read the files. Raises StartupError for files that cannot be used."""
+        """Read the certificate files. Raises StartupError if they cannot be used."""
         self._files = files
         self._changes = FileChanges(files.paths)
         self._lock = Lock()
@@ -35,7 +37,7 @@ class Identity:
         return None if files is None else Identity(files)
 
     def version(self) -> int:
-        """Return a number that grows when the files have changed to others that can be used."""
+        """Return a number that grows each time the files have changed to a usable certificate."""
         with self._lock:
             if self._changes.seen():
                 try:
@@ -48,8 +50,10 @@ class Identity:
             return self._version
 
     def server(self) -> grpc.ServerCredentials:
-        """Return credentials of a server that asks every caller for a certificate. A connection that begins
-        after the files changed uses the new ones."""
+        """Return credentials for a server that asks every client for a certificate.
+
+        A connection that begins after the files changed uses the new certificate.
+        """
         shown = self.version()
 
         def changed() -> Any | None:
@@ -62,8 +66,10 @@ class Identity:
         )
 
     def channel(self) -> grpc.ChannelCredentials:
-        """Return credentials of a channel. A channel keeps those it was opened with, so `Channels` opens
-        another when it has to connect anew."""
+        """Return credentials for a client channel.
+
+        A channel keeps its credentials for life. So `Channels` opens another one when it has to connect anew.
+        """
         self.version()
         return grpc.ssl_channel_credentials(self._ca, *self._pair)
 
@@ -72,7 +78,8 @@ class Identity:
 
 
 def _read(files: TlsFiles) -> tuple[bytes, tuple[bytes, bytes]]:
-    """Read the authority, and the key and certificate. Raises StartupError unless they match."""
+    """Return the authority's certificate, and the pair of key and certificate. Raises StartupError unless
+    they match."""
     if files.ca is None:
         raise StartupError(f"{files.flags}-ca is needed: whose certificates are believed")
     files.context()

@@ -1,6 +1,6 @@
-"""Answer to requests whose bytes are no message.
+"""Interceptor that answers gRPC requests whose bytes do not decode.
 
-gRPC itself would answer UNKNOWN, as for a bug of ours, and log a traceback for each such call.
+gRPC itself would answer UNKNOWN, as for a bug of the server, and log a traceback for each such call.
 """
 
 import inspect
@@ -18,7 +18,7 @@ NO_MESSAGE: Final = "the request is not a message of this method"
 
 
 class UndecodableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses such a call as any other `Malformed`."""
+    """Interceptor that refuses an undecodable request with `Malformed`, the error for invalid messages."""
 
     async def intercept_service(
         self,

@@ -1,8 +1,8 @@
-"""Credential by which a worker's process proves that it is the one that registered.
+"""Credential by which a worker's process proves to the router that it is the one that registered.
 
-The process draws a secret when it begins, sends it with its registration, and shows it whenever it acts for
-its incarnation. Its other ranks show one that is derived from it. That one adds lines to timelines, and
-allows nothing else.
+The leader's process draws a secret at its start and sends it with its registration. It sends it again with
+each call for its incarnation. The worker's other ranks send a secret derived from it, which allows them to
+add lines to timelines and nothing else.
 """
 
 import hmac
@@ -17,21 +17,20 @@ BYTES_MAX: Final = 64
 
 
 def draw() -> bytes:
-    """Draw the credential of one process. It is never logged, shown or stored."""
+    """Draw the random credential of one worker process. It is never logged, shown or stored."""
     return secrets.token_bytes(BYTES)
 
 
 def incarnation_of(credential: bytes) -> Incarnation:
-    """Return the incarnation of the process that drew a credential.
+    """Return the incarnation of the process that drew a credential, which is derived from the credential.
 
-    It is derived from the credential. So no other process can register with it, whatever a router has
-    forgotten.
+    So no other process can register under that incarnation, even if the router has forgotten it.
     """
     digest = hmac.digest(credential, b"incarnation", "sha256")
     return Incarnation(int.from_bytes(digest[:8], "big") >> 1 | 1)
 
 
 def of_ranks(credential: bytes) -> bytes:
-    """Return the credential of the ranks that follow a worker's leader. The leader's cannot be derived from
-    it."""
+    """Return the credential of the ranks other than the leader. The leader's credential cannot be derived
+    from it."""
     return hmac.digest(credential, b"ranks", "sha256")
