@@ -1,8 +1,7 @@
 """The interface between a worker and an engine: the calls, and the values that they exchange.
 
-A worker owns the pages and the sequences. An engine owns the memory and the weights, and draws tokens. One
-engine serves both sides: a row of many tokens is prefill, a row of one token is decode, and a step may hold
-both.
+A worker owns the pages and the sequences. An engine owns the memory and the weights, and samples tokens. One
+engine serves both sides. A row of many tokens is prefill, a row of one token is decode. A step may hold both.
 
 Workers know nothing else of an engine, and importing this module loads no tensor library. Engines on torch
 share one step (`services/inference/step_engine.py`). The simulation, tests and benchmarks have other engines.
@@ -22,41 +21,40 @@ from baton.runtime.host_memory import Movable
 from baton.runtime.worker_settings import WorkerSettings
 
 PROPOSED_MAX: Final = 16
-"""Most tokens of a proposal."""
+"""Most draft tokens that an engine proposes for a sequence's next step."""
 
 
 class DrawFailed(Exception):
-    """No token can be drawn for one sequence. The other sequences of its step have theirs."""
+    """No token could be sampled for one sequence. Other sequences of the same step have their tokens."""
 
 
 class LogitsNotFinite(DrawFailed):
-    """The largest logit of a sequence is NaN or infinite."""
+    """No token could be sampled for a sequence, because its largest logit is NaN or infinite."""
 
     def __init__(self) -> None:
         super().__init__("the model computed logits that are not numbers")
 
 
 class GrammarUnsatisfied(DrawFailed):
-    """The output of a sequence cannot follow its grammar any further."""
+    """No token could be sampled for a sequence, because its grammar allows none any more."""
 
     def __init__(self, why: str = "seen by the rank that draws") -> None:
         super().__init__(f"the answer cannot be held to its grammar any further: {why}")
 
 
 DrawResult = Token | LogitsNotFinite | GrammarUnsatisfied
-"""Result of a draw at one position of a sequence."""
+"""Result of sampling at one position of a sequence: a token, or the reason why there is none."""
 
 RowResult = tuple[Token, ...] | LogitsNotFinite | GrammarUnsatisfied
-"""Result of a row: the tokens drawn, none if it draws none, or why not even one could be drawn."""
+"""Result of one row of a step: its sampled tokens, or the reason why not even the first could be sampled."""
 
 
 def take(drafts: abc.Sequence[int], drawn: abc.Iterable[DrawResult]) -> RowResult:
-    """Return the result of a row with `drafts`, given the draws at the first draft's position and behind each
-    draft.
+    """Return the result of a row, given its `drafts` and the tokens sampled at their positions.
 
-    A draft is accepted exactly if it is the draw at its position (`drawn-is-drawn`). The first draw that
-    differs from its draft replaces it, and no draw behind it is consumed. If a draw behind a token fails, the
-    next step reports why.
+    A draft is accepted exactly if it equals the token sampled at its position (`drawn-is-drawn`). The first
+    sampled token that differs from its draft replaces it, and nothing behind it is consumed. If sampling
+    fails behind a token, the next step reports why.
     """
     taken: list[Token] = []
     for index, each in enumerate(drawn):
@@ -75,34 +73,34 @@ class EngineLost(Exception):
 class RankGroupBroken(Exception):
     """A rank of this worker died, was late or could not compute. The step has no result on any rank.
 
-    The text names the rank that reported it.
+    The error's text names the rank that reported the failure.
     """
 
 
 @dataclass(slots=True, eq=False)
 class PageSum:
-    """Checksum of a sequence's pages from some position on (`services/pages/kv_checksum.py`)."""
+    """Checksum of a sequence's KV pages, starting at some position (`services/pages/kv_checksum.py`)."""
 
     stop: int
-    """Position up to which pages are summed. At first the position where the sum starts."""
+    """Token position up to which pages are included. At first the position where the checksum starts."""
     here: dict[GroupHead, int] = field(default_factory=dict)
-    """Sums of the layers on this rank, by KV head."""
+    """Checksums over the layers on this rank, by KV group and KV head. Modulo 2**64."""
     everywhere: dict[GroupHead, int] | None = None
-    """Sums over all ranks of the worker, by KV head. Known after a step that draws a token."""
+    """Checksums over all ranks, by KV group and KV head. None until a token is sampled for the sequence."""
 
     def add(self, summed: abc.Mapping[GroupHead, int], stop: int) -> None:
-        """Extend the sum to position `stop`. `summed`: sums of the positions up to there, by KV head."""
+        """Extend the checksum to position `stop`. `summed`: checksums of the new positions, by KV head."""
         for head, value in summed.items():
             self.here[head] = (self.here.get(head, 0) + value) & WORD
         self.stop = stop
 
     @property
     def total(self) -> int:
-        """Sum of what this rank has, over all its KV heads."""
+        """Checksum over all KV heads and layers on this rank."""
         return sum(self.here.values()) & WORD
 
     def of(self, heads: abc.Iterable[GroupHead]) -> int:
-        """Return the worker's sum for some KV heads. Raises ValueError before a step has drawn a token."""
+        """Return the checksum over all ranks for KV heads. Raises ValueError before a token was sampled."""
         if self.everywhere is None:
             raise ValueError("a sum of pages is asked for before all ranks have told theirs")
         return sum(self.everywhere.get(head, 0) for head in heads) & WORD
@@ -110,59 +108,60 @@ class PageSum:
 
 @dataclass(slots=True, eq=False)
 class PromptScores:
-    """Log-probabilities of a sequence's prompt tokens, from the second token on."""
+    """Log-probabilities of a sequence's prompt tokens, from the second token on (`prompt_logprobs`)."""
 
     values: list[Score] = field(default_factory=list)
-    """Scores of the tokens at positions 1, 2, …, as far as they are computed. The same on all ranks."""
+    """Scores of the prompt tokens at positions 1, 2, … that are computed so far. The same on all ranks."""
 
 
 @dataclass(slots=True, eq=False)
 class Proposal:
-    """Drafts for the next step of a sequence, made by the engine after a step that drew a token.
+    """Draft tokens for the next step of a sequence, which the engine makes after a step that sampled a token.
 
-    The same on all ranks (`drafts-agreed`).
+    They are the same on all ranks (`drafts-agreed`).
     """
 
     tokens: abc.Sequence[int] = ()
-    """At most PROPOSED_MAX token ids behind the last drawn one: forced by the grammar, or else drafted by the
-    draft model."""
+    """At most PROPOSED_MAX draft token ids, which follow the sequence's last sampled token. They are forced
+    by the grammar, or else drafted by the draft model."""
     forced: int = 0
-    """Number of leading tokens that are the only ones the grammar allows (`forced-is-drawn`)."""
+    """Number of leading draft tokens that the grammar forces: it allows no other (`forced-is-drawn`)."""
     wanted: int = 0
-    """Most tokens that the draft model should make. Set by the caller before a step."""
+    """Most tokens that the draft model should draft. Set by the worker before a step."""
     over: bool = False
-    """True if the sequence has ended, or the draft model cannot read it. Nothing is drafted any more."""
+    """Whether drafting is over: the sequence has ended, or the draft model cannot read it."""
     spent_us: int = 0
-    """Microseconds by which the draft model delayed the step, for all sequences together."""
+    """Microseconds by which the draft model delayed the last step, for all its sequences together."""
     draft_us: int = 0
-    """Microseconds of that for one token. 0 if it made none."""
+    """Microseconds of the draft model for one token drafted in the last step. 0 if it drafted none."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request's tokens as this worker knows them."""
+    """One choice of a request in the engine: its prompt, its output so far, and the engine's state for it."""
 
     request: Request
     output: list[int]
-    """Tokens drawn so far, also by an earlier room of the request. The worker appends. Decode starts with the
-    token that prefill drew."""
+    """Output token ids so far, including those of earlier rooms of the request. The worker appends to it. On
+    decode it starts with the token that prefill sampled."""
     engine_state: object = field(default=None, init=False, repr=False)
-    """State that the engine keeps from one step to the next."""
+    """State of this sequence that the engine keeps from one step to the next."""
     sampler_state: object = field(default=None, init=False, repr=False)
-    """State that the sampler keeps from one step to the next."""
+    """State of this sequence that the sampler keeps from one step to the next."""
     fold: GrammarState | None = field(default=None, init=False, repr=False)
-    """State of the request's grammar, on the rank that draws. Set once the grammar is compiled, before the
-    first draw."""
+    """State of the request's grammar after this sequence's output, on the rank that samples. Set once the
+    grammar is compiled, before the first token is sampled. None without a grammar."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
-    """Checksum that every step extends to the end of its row, if the caller set one."""
+    """Checksum of the sequence's pages, or None if none is wanted. Every step extends it over its row."""
     scores: PromptScores | None = field(default=None, init=False, repr=False)
-    """Prompt scores that every step extends, if the caller set some."""
+    """Log-probabilities of the prompt, or None if none are requested. Every step extends them."""
     proposal: Proposal | None = field(default=None, init=False, repr=False)
-    """Proposal that every step with a draw renews, if the caller set one. On all ranks."""
+    """Draft tokens for the next step, or None if the worker wants none. Every step that samples a token for
+    the sequence renews them, on all ranks."""
 
     @property
     def length(self) -> int:
-        """Number of known tokens, prompt and output."""
+        """Number of known tokens of the sequence: prompt and output."""
         return len(self.request.prompt) + len(self.output)
 
     def tokens(self, start: int, stop: int) -> abc.Sequence[int]:
@@ -177,22 +176,22 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's part of a step: tokens [start, stop) are computed, earlier ones are in its pages."""
+    """One sequence's part of a step: tokens at [start, stop) are computed, earlier ones are in its pages."""
 
     sequence: Sequence
     start: int
     stop: int
     tables: abc.Sequence[abc.Sequence[int]]
-    """Page tables of the sequence by KV group, each covering at least `end` tokens."""
+    """Page tables of the sequence: page indices by KV group, which cover at least `end` tokens in each."""
     sample: bool
-    """True to draw the token at position `stop`."""
+    """Whether the step samples the token at position `stop`."""
     drafts: abc.Sequence[int] = ()
-    """Drafts for positions `stop`, `stop` + 1, …, of a row that samples. They are computed too, and `take`
-    says which of them are accepted."""
+    """Draft token ids for positions `stop`, `stop` + 1, …, of a row that samples a token. The step computes
+    them too, and `take` decides which of them are accepted."""
 
     @property
     def end(self) -> int:
-        """Position where computed tokens end, drafts included.
+        """Position behind the last computed token, drafts included.
 
         Keys and values of rejected drafts stay in the pages behind the known tokens. The next row overwrites
         them before they are read (`not-taken-never-read`).
@@ -201,19 +200,19 @@ class Row:
 
     @property
     def fed(self) -> abc.Sequence[int]:
-        """Token ids at positions [start, end)."""
+        """Token ids that are computed for this row: those at positions [start, stop), then the drafts."""
         known = self.sequence.tokens(self.start, self.stop)
         return (*known, *self.drafts) if self.drafts else known
 
     @property
     def pages(self) -> abc.Sequence[int]:
-        """Page table of an engine with one KV group."""
+        """Page table of the row, for an engine with a single KV group."""
         (pages,) = self.tables
         return pages
 
     @property
     def scored(self) -> range:
-        """Positions whose logits score the next prompt token (`scored-is-computed`)."""
+        """Positions of this row whose logits score the next prompt token (`scored-is-computed`)."""
         scores = self.sequence.scores
         if scores is None:
             return range(0)
@@ -223,24 +222,24 @@ class Row:
 
     @property
     def wanted(self) -> abc.Sequence[int]:
-        """Positions whose logits are needed, ascending: scored ones, the last known one if a token is drawn,
-        and drafts."""
+        """Positions of this row whose logits are needed, ascending: scored prompt positions, then, if the row
+        samples, the last known token and the drafts."""
         drawn = range(self.stop - 1, self.end) if self.sample else ()
         return drawn if self.sequence.scores is None else (*self.scored, *drawn)
 
 
 @dataclass(frozen=True, slots=True)
 class PageSumRequest:
-    """Request to extend a page sum to position `stop` of a sequence with these pages."""
+    """Request to extend one sequence's page checksum to position `stop`."""
 
     sum: PageSum
     tables: abc.Sequence[abc.Sequence[int]]
-    """Page tables by KV group."""
+    """Page tables of the sequence: page indices by KV group."""
     stop: int
 
 
 def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
-    """Raise ValueError, naming the request and the numbers, if `row` cannot be computed."""
+    """Raise ValueError if an engine cannot compute `row`. The text names the request and the numbers."""
     known = row.sequence.length
     name = row.sequence.request.request_id
     if not 0 <= row.start < row.stop <= known:
@@ -265,22 +264,23 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
 
 
 class Steps(Protocol):
-    """Calls to an engine on a thread of its own, one at a time. `release` comes from another thread."""
+    """Calls by which a worker has an engine compute. They come from one thread, except `release`."""
 
     def bind_thread(self) -> None:
-        """Prepare the calling thread. Called first by each thread that makes steps or transfers the engine's
-        memory."""
+        """Prepare the calling thread, for example by selecting the GPU. Each thread that runs steps or
+        transfers the engine's memory calls it first."""
 
     def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[RowResult]:
-        """Compute the rows' positions, draw tokens where rows ask for them, and extend page sums and prompt
-        scores.
+        """Compute one step: the positions of all rows, and at least one sampled token for each row that
+        samples.
 
-        No two rows share a page that one of them writes. Behind a draw, drafts are checked as far as they are
-        accepted. A row draws the same tokens with any drafts or none.
-        Returns one entry a row, the same on all ranks: no token if `sample` is False, LogitsNotFinite if the
+        It also extends page checksums and prompt scores. No two rows share a page to which one of them
+        writes. Drafts are checked up to the first that is rejected. A row samples the same tokens with any
+        drafts or none.
+        Returns one result a row, the same on all ranks: no token if `sample` is False, LogitsNotFinite if the
         row's weights or pages are broken, GrammarUnsatisfied if its output cannot follow its grammar. Appends
         nothing to `output`. Tokens behind the end of an answer may come, since the engine does not know where
-        answers end. Renews the sequence's proposal if a token was drawn.
+        answers end. Renews the sequence's proposal if a token was sampled.
 
         When it returns, the keys and values of all rows are in their pages (`written-before-sent`). After it
         has returned or raised, nothing is written there (`no-free-under-write`).
@@ -291,23 +291,23 @@ class Steps(Protocol):
         """
 
     def sum_pages(self, parts: abc.Sequence[PageSumRequest]) -> None:
-        """Extend each sum by the current contents of its pages, on this rank. Raises EngineLost as `step`
-        does."""
+        """Extend the requested page checksums by the current contents of their pages, on this rank only.
+        Raises EngineLost if the device is lost."""
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence: no later step has a row of it (`each-is-released`).
+        """Forget a sequence that has ended: no later step has a row of it (`each-is-released`).
 
-        Called once for each sequence that a step had a row of, whether that step failed or not, and after its
-        last step has ended. It comes from the thread of the turns. A step of other sequences may be running,
-        which it neither waits for nor disturbs. What the engine stores for the sequence is free at the latest
-        when the next step begins. Its pages are untouched: the worker frees them.
+        Called once for each sequence that had a row in some step, after its last step has ended or failed. It
+        comes from the thread of the worker's loop. A step of other sequences may be running, which it neither
+        waits for nor disturbs. What the engine stores for the sequence is free at the latest when the next
+        step begins. Its pages are untouched: the worker frees them.
         """
 
 
 class KvMemory(Movable, Protocol):
-    """A rank's pages of one KV group in one piece of memory, which peers write to and read from.
+    """One rank's pages of one KV group, in one piece of memory that peers write to and read from.
 
-    Exposure moves it while no step runs.
+    The memory may be moved to other addresses while no step runs.
     """
 
     @property
@@ -315,10 +315,11 @@ class KvMemory(Movable, Protocol):
 
 
 class Grammars(Protocol):
-    """Compiler of the grammars of requests, on the rank that draws."""
+    """Compiler of the requests' grammars, on the rank that samples tokens."""
 
     def folds(self, grammar: Grammar, output: abc.Sequence[int], count: int) -> Future[list[GrammarState]]:
-        """Start compiling, and return a future with `count` grammar states that continue `output`.
+        """Start compiling, and return a future with `count` independent grammar states that have read
+        `output`.
 
         The future raises GrammarRefused, GrammarLost if `output` does not follow the grammar, and
         StartupError if the model's tokenizer cannot be read.
@@ -326,28 +327,28 @@ class Grammars(Protocol):
 
 
 class DraftPages(Protocol):
-    """The draft model's pages. Used from any thread. `Engine.release` frees those of a sequence."""
+    """KV pages of the draft model. Used from any thread. `Engine.release` frees those of a sequence."""
 
     def census(self) -> abc.Mapping[str, int]:
-        """Return the number of pages that are `taken` and that are `free`."""
+        """Return the number of the draft model's pages by state, under the keys `taken` and `free`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine promises, with its number format and on its device. A worker registers it."""
+    """What an engine guarantees with its number format and device. A worker registers it at the bootstrap."""
 
     name: str
-    """Name of the engine, as `--engine` has it."""
+    """Name of the engine, as the setting `--engine` spells it."""
     batch_invariant: bool
-    """True if a request's tokens depend neither on the other rows of its steps, nor on how its prompt was
+    """Whether a request's tokens depend neither on the other rows of its steps, nor on how its prompt was
     divided into chunks."""
     chunked_prompts: bool = True
-    """False if a row of several tokens has to begin at position 0. Then a prompt is one row, without cached
-    prefixes, further choices, prompt scores or drafts."""
+    """Whether a row of several tokens may begin behind position 0, as chunked prefill needs. If not, a prompt
+    is one row, without cached prefixes, further choices, prompt log-probabilities or drafts."""
 
 
 class Engine(Steps, Protocol):
-    """A model over a paged KV cache.
+    """A language model that computes steps over a paged KV cache.
 
     If several ranks share a model, each has an engine, and all get the same steps.
     """
@@ -357,40 +358,40 @@ class Engine(Steps, Protocol):
 
     @property
     def whole(self) -> KvLayout:
-        """Layout of the worker's pages over all ranks."""
+        """Layout of the worker's KV pages over all of its ranks."""
 
     @property
     def layout(self) -> KvLayout:
-        """Layout of this rank's pages."""
+        """Layout of the KV pages on this rank."""
 
     @property
     def caches(self) -> abc.Sequence[KvMemory]:
-        """Memory of each KV group, in the layout's order."""
+        """KV memory of each KV group on this rank, in the order of the layout's groups."""
 
     @property
     def vocab_size(self) -> int:
-        """Upper bound of token ids."""
+        """Size of the vocabulary: all token ids are below it."""
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a sequence."""
+        """Most tokens of a sequence, prompt and output together."""
 
     @property
     def scored_max(self) -> int:
-        """Most positions of a step that score prompt tokens."""
+        """Most positions in one step whose logits are used for log-probabilities of prompt tokens."""
 
     @property
     def grammars(self) -> Grammars | None:
-        """None on a rank that does not draw."""
+        """Compiler of the requests' grammars, or None on a rank that does not sample tokens."""
 
     @property
     def draft_pages(self) -> DraftPages | None:
-        """None on a rank without a draft model."""
+        """KV pages of the draft model, or None on a rank without a draft model."""
 
 
 EngineLoader = Callable[[WorkerSettings, int], Engine]
-"""(settings, compute threads) -> the engine of a rank, ready for steps."""
+"""Function (settings, number of compute threads) that loads the engine of a rank, ready for steps."""
 
 EnginePairLoader = Callable[[WorkerSettings, int], tuple[Engine, Engine]]
-"""The same for a process that serves both sides: the engines of prefill and decode over one set of weights.
-One thread makes the steps of both, one at a time."""
+"""Function (settings, threads) that loads the engines of prefill and decode over one set of weights. One
+thread runs the steps of both, one at a time."""

@@ -1,8 +1,8 @@
-"""Collective operations of the ranks of a worker within a step.
+"""Collective operations between the ranks of a worker within a step.
 
 All ranks compute the same step, so all call the same collectives in the same order. A worker of one rank uses
 `alone()`: the same code runs, and nothing is sent.
-A rank group that is broken stays broken. What was computed with it is not used, and the worker ends.
+A broken rank group stays broken. Results computed with it are not used, and the worker ends.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from baton.topology import Topology
 
 
 class Collectives(Protocol):
-    """The ranks of one worker, as one of them sees them. Used from one thread at a time.
+    """Collective operations of one rank with the other ranks of its worker. Used from one thread at a time.
 
     Every method raises RankGroupBroken within the group's timeout if another rank does not take part.
     """
@@ -27,38 +27,55 @@ class Collectives(Protocol):
     def rank(self) -> int: ...
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over the tensor ranks of this stage, the same on each. May overwrite `tensor`."""
+        """Return the sum of `tensor` over the tensor-parallel ranks of this pipeline stage, the same on each.
+
+        May overwrite `tensor`.
+        """
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the `tensor` of each tensor rank of this stage, joined along the last dimension, on the
-        first of them.
+        """Return the tensors of all tensor-parallel ranks of this pipeline stage, on the first of these
+        ranks.
 
-        The others get their own back. All have the same shape.
+        They have the same shape and are joined along the last dimension. The other ranks get their own
+        `tensor` back.
         """
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Send to the same tensor rank of the next stage."""
+        """Send `tensor` to the rank of the next pipeline stage with the same tensor-parallel index."""
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """Return what the same tensor rank of the previous stage sends, with the shape and dtype of
-        `like`."""
+        """Return the tensor sent by the rank of the previous pipeline stage with the same tensor-parallel
+        index.
+
+        It has the shape and dtype of `like`.
+        """
 
     def broadcast(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
-        """Return the `count` numbers that `rank` brings, on every rank. The others bring None."""
+        """Return on every rank the `count` numbers that `rank` sends. The other ranks pass None as
+        `words`."""
 
     def sum_integers(self, numbers: Sequence[int]) -> list[int]:
-        """Return the sum over all ranks, modulo 2**64, of each of `numbers`. Every rank has as many."""
+        """Return the element-wise sum of `numbers` over all ranks, modulo 2**64. All ranks pass lists of one
+        length."""
 
     def minimum(self, number: int) -> int:
-        """Return the least `number` of all ranks. Waits as long as ranks take to load their parts of a
-        model."""
+        """Return the least `number` of all ranks.
+
+        Its timeout is long enough for ranks that still load their parts of the model.
+        """
 
     def leave(self, why: str) -> RankGroupBroken:
-        """Leave because this rank cannot go on. The others notice at once. Returns the error to raise."""
+        """Leave the rank group because this rank cannot go on, and return the error to raise.
+
+        The other ranks notice at once. `why`: reason, for the error's text.
+        """
 
 
 class LocalCollectives:
-    """A rank's group without the other ranks: their contributions are missing."""
+    """Collectives that never communicate: each operation returns this rank's own contribution.
+
+    Used by a worker of one rank, or to compute one rank of several without the others.
+    """
 
     def __init__(self, topology: Topology, rank: int) -> None:
         self.topology = topology
@@ -71,7 +88,7 @@ class LocalCollectives:
         return tensor
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Do nothing: there is no next stage."""
+        """Do nothing, since there is no next pipeline stage."""
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
         return like
@@ -92,5 +109,5 @@ class LocalCollectives:
 
 
 def alone() -> Collectives:
-    """Return the group of a worker of one rank."""
+    """Return the collectives for a worker that has only one rank."""
     return LocalCollectives(Topology(), 0)

@@ -1,4 +1,4 @@
-"""The device that a rank computes on, and its number format."""
+"""Choice of the device on which a rank computes, and of its number format."""
 
 from typing import Final
 
@@ -12,19 +12,21 @@ log = Log(__name__)
 
 AUTO: Final = "auto"
 BFLOAT16_OF_CPUS: Final = ("avx512_bf16", "amx_bf16", "bf16")
-"""Instruction sets that multiply bfloat16, of x86 and ARM. A CPU needs one of them."""
+"""Names of the x86 and ARM instruction sets that multiply bfloat16. A CPU needs one of them to use
+bfloat16."""
 BFLOAT16_OF_GPUS: Final = (8, 0)
-"""Least compute capability of a GPU that multiplies bfloat16."""
+"""Least CUDA compute capability of a GPU that multiplies bfloat16."""
 
 
 class DeviceNotFound(StartupError):
-    """`--device` names a device that this machine or this build of torch does not have."""
+    """The setting `--device` names a device that this machine or this build of torch does not have."""
 
 
 def find_device(device: str, rank: int = 0) -> torch.device:
-    """Return `device` with its number. "auto" is CUDA if there is a GPU. Raises DeviceNotFound.
+    """Return the torch device for the setting `device`, with its number. Raises DeviceNotFound.
 
-    Without a number the ranks of a worker take the machine's GPUs in turn.
+    "auto" is CUDA if there is a GPU, else the CPU. Without a number, the ranks of a worker take the machine's
+    GPUs in turn.
     """
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == AUTO:
@@ -46,11 +48,11 @@ def find_device(device: str, rank: int = 0) -> torch.device:
 
 
 def bind_thread(device: str) -> None:
-    """Bind this thread's CUDA calls to `device`: "cuda:N". Nothing happens for "cpu". Waits for the device.
+    """Select `device` ("cuda:N") for the CUDA calls of the calling thread, and wait until the device is idle.
 
-    A new thread has no CUDA context, also if another thread loaded the model. Without one the transfer
-    library finds no path between two GPUs, and may refuse their memory. Setting device 0, a thread's default,
-    makes no context: only a call that needs one does.
+    Does nothing for "cpu". A new thread has no CUDA context, even if another thread loaded the model. Without
+    one the transfer library finds no path between two GPUs, and may refuse their memory. Setting device 0, a
+    thread's default, makes no context: only a call that needs one does.
     """
     found = torch.device(device)
     if found.type == "cuda":
@@ -59,10 +61,10 @@ def bind_thread(device: str) -> None:
 
 
 def find_dtype(dtype: str, device: torch.device, rank_group: Collectives) -> str:
-    """Return `dtype`, the same on all ranks. "auto" is bfloat16 if every rank's `device` multiplies it.
+    """Return the number format for the setting `dtype`, the same on all ranks.
 
-    Without such instructions, and without compiled steps, a prompt takes several times as long in bfloat16 as
-    in float32.
+    "auto" is bfloat16 if every rank's `device` has instructions for it, else float32. Without them, and
+    without compiled steps, a prompt takes several times as long in bfloat16 as in float32.
     """
     if dtype != AUTO:
         return dtype

@@ -1,6 +1,6 @@
-"""KV memory of a rank as every engine has it: its protocol, and how many pages fit.
+"""Memory of a rank for KV pages: the protocol that every engine's cache follows, and how many pages fit.
 
-Which sequence owns which page is not known here.
+The cache does not know which sequence owns which page.
 """
 
 from collections import abc
@@ -17,31 +17,37 @@ DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32"
 
 
 class NotEnoughMemory(StartupError):
-    """The KV cache cannot be allocated, or would be too small. The text has both sizes."""
+    """The KV cache cannot be allocated, or would be too small. The text has the available and the needed
+    size."""
 
 
 class KvCache(KvMemory, Protocol):
-    """Pages of one KV group on one rank. Page p is at byte `p * group.page_bytes`."""
+    """Memory for the pages of one KV group on one rank. Page p starts at byte `p * group.page_bytes`."""
 
     @property
     def group(self) -> KvGroup: ...
 
     @property
     def tensor(self) -> torch.Tensor:
-        """[page][kv head][layer][plane][token][elements], contiguous. With an encoding, an engine may store
-        elements of a (page, head, layer) in another order. Another tensor after each `move`."""
+        """All pages as one contiguous tensor: [page][kv head][layer][plane][token][elements].
+
+        If the pages have an encoding, an engine may store the elements of a (page, head, layer) in another
+        order. After each `move` it is another tensor.
+        """
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that fit."""
+        """Number of tokens whose keys and values fit into all pages."""
 
     def populate(self) -> None:
-        """Have the system provide all of the memory now."""
+        """Have the operating system provide all of the memory now, before it is first used."""
 
 
 def pages_that_fit(group: KvGroup, memory_bytes: int, tokens_min: int = 1) -> int:
-    """Return how many pages fit into `memory_bytes`. Raises NotEnoughMemory for less than `tokens_min`
-    tokens."""
+    """Return the number of `group`'s KV pages that fit into `memory_bytes`.
+
+    Raises NotEnoughMemory if they hold less than `tokens_min` tokens.
+    """
     pages, needed = memory_bytes // group.page_bytes, group.pages_for(tokens_min)
     if pages < needed:
         raise NotEnoughMemory(
@@ -52,7 +58,10 @@ def pages_that_fit(group: KvGroup, memory_bytes: int, tokens_min: int = 1) -> in
 
 
 def check_page_tokens(page_tokens: int, possible: abc.Collection[int], engine: str) -> None:
-    """Raise StartupError unless `page_tokens` is one of the sizes that `engine` can have."""
+    """Raise StartupError unless `page_tokens` is one of the page sizes that `engine` supports.
+
+    `possible`: these sizes, in tokens.
+    """
     if page_tokens not in possible:
         sizes = ", ".join(map(str, sorted(possible)))
         raise StartupError(f"--page-tokens {page_tokens}: --engine {engine} has pages of {sizes} tokens here")

@@ -1,7 +1,7 @@
-"""Checksum of the KV pages of a sequence, one number for each KV head.
+"""Computation of the checksum of a sequence's KV pages, one number for each KV head.
 
 It is the sum that `services/pages/kv_checksum.py` defines, computed on the device of the pages. Only the
-numbers leave the device. It is exact on every device: integers that wrap.
+numbers leave the device. It is exact on every device, because it adds integers modulo 2**64.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,30 +14,33 @@ from baton.pages.kv_checksum import GAMMA, MIX, WORD, lane, multiplier, word_byt
 from baton.pages.layout import PLAIN, KvGroup, KvPlane
 
 BYTES_AT_A_TIME: Final = 4 * 2**20
-"""Bytes of pages that are read at once, unless one layer of a page has more. Intermediate results take four
-times as much."""
+"""Most bytes of pages that are read at once, unless one layer of a page has more.
+
+Intermediate results take four times as much memory.
+"""
 
 _WORDS: Final = {2: torch.int16, 4: torch.int32}
 
 
 class Pages(Protocol):
-    """KV memory as in `baton.inference.kv_memory.KvCache`."""
+    """The part of `baton.inference.kv_memory.KvCache` that a checksum reads."""
 
     @property
     def group(self) -> KvGroup: ...
 
     @property
     def tensor(self) -> torch.Tensor:
-        """[page][kv head][layer][plane][token][elements]"""
+        """All pages as one tensor: [page][kv head][layer][plane][token][elements]."""
 
 
 class PageSummer:
-    """Sums positions of sequences whose pages are in `pages`."""
+    """Computes checksums of the KV pages of sequences, in the memory `pages`."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
         self._page_tokens = 1 if pages.group.encoding == PLAIN else pages.group.page_tokens
-        """Positions that are one vector of the sum."""
+        """Number of tokens that the checksum treats as one position: 1, or a whole page if pages have an
+        encoding."""
         self._group = group = summed_group(pages.group)
         device = pages.tensor.device
         (vector_bytes,) = set(map(group.vector_bytes, group.planes))
@@ -49,14 +52,17 @@ class PageSummer:
         self._lanes = _tensor(lanes, device).view(len(group.heads), len(group.layers), len(planes), 1)
 
     def total(self, table: Sequence[int], start: int, stop: int) -> int:
-        """Return the sum over all KV heads of positions [start, stop). `table`: the sequence's pages from
-        position 0."""
+        """Return the checksum of token positions [start, stop) over all KV heads on this rank.
+
+        `table`: the sequence's page indices, from position 0 on.
+        """
         return sum(self.by_head(table, start, stop).values()) & WORD
 
     def by_head(self, table: Sequence[int], start: int, stop: int) -> dict[int, int]:
-        """Return the sum of each KV head on this rank, by its id.
+        """Return the checksum of token positions [start, stop) for each KV head on this rank, by the head's
+        id.
 
-        An encoded page counts whole if its first position is in [start, stop).
+        A page with an encoding counts as a whole if its first position is in [start, stop).
         """
         heads = self._group.heads
         start, stop = -(-start // self._page_tokens), -(-stop // self._page_tokens)
@@ -68,8 +74,11 @@ class PageSummer:
     def pieces(
         self, table: Sequence[int], start: int, stop: int
     ) -> Iterator[tuple[int, Sequence[int], slice]]:
-        """Yield pieces that cover positions of `summed_group`: (position of the first page, some pages, some
-        layers)."""
+        """Yield the pieces of pages that are read one after the other to cover positions [start, stop).
+
+        Each piece is (position of its first page, page indices, slice of layers). Positions are those of
+        `summed_group`.
+        """
         group = self._group
         size, layer_count = group.page_tokens, len(group.layers)
         pages_each = max(BYTES_AT_A_TIME // group.page_bytes, 1)
@@ -98,7 +107,10 @@ class PageSummer:
 
 
 def summed_group(group: KvGroup) -> KvGroup:
-    """Return the geometry by which `group` is summed: an encoded page is one position with one vector."""
+    """Return the geometry in which the checksum reads a KV group.
+
+    A page with an encoding is read as one position with one vector. Other groups are read as they are.
+    """
     if group.encoding == PLAIN:
         return group
     elements = group.page_tokens * sum(plane.elements for plane in group.planes)
@@ -113,7 +125,7 @@ def _mix(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift to the right with zeros. torch shifts in the sign."""
+    """Return `values` shifted to the right by `bits`, filled with zeros. torch would fill in the sign bit."""
     return (values >> bits).bitwise_and_(WORD >> bits)
 
 
@@ -122,5 +134,5 @@ def _tensor(values: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def _signed(value: int) -> int:
-    """Return the signed 64-bit number with the same bits, as torch has no unsigned one."""
+    """Return the signed 64-bit number with the same bits as `value`, since torch cannot add unsigned ones."""
     return value - 2**64 if value >= 2**63 else value

@@ -1,9 +1,9 @@
-"""Rank group of several processes, over gloo between CPUs and NCCL between GPUs.
+"""Collectives between the processes of a rank group, over gloo between CPUs and NCCL between GPUs.
 
-It has process groups of its own, beside torch's default one and the agreement's. Ranks meet in the store that
-the agreement's first rank hosts. A rank that dies shows at once as a closed connection, a rank that is stuck
-after the timeout. On GPUs a collective is queued, and waited for at the end of the step. There NCCL's own
-watchdog ends the process of a rank that waits for ever.
+They use process groups of their own, apart from torch's default one and from that by which ranks agree on
+votes. Ranks meet in the store that the first rank of that agreement hosts. A rank that dies shows at once as
+a closed connection. A rank that is stuck shows after the timeout. On GPUs a collective is queued, and waited
+for at the end of the step. There NCCL's own watchdog ends the process of a rank that never stops waiting.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +20,19 @@ from baton.topology import Topology
 
 NAME: Final = "team"
 LOADING_S: Final = 600.0
-"""Longest difference between ranks in loading a model, from one disk or from many."""
+"""Longest time that ranks wait for the slowest one to load its part of the model, in seconds."""
 
 TAG: Final = 0
 
 Outcome = TypeVar("Outcome")
 
 c10d: Any = torch.distributed
-"""Untyped, because the stubs lack the classes' methods."""
+"""Module torch.distributed, untyped because torch's type stubs lack the methods of its classes."""
 Group = Any
 
 
 class ProcessCollectives:
-    """A `Collectives` with one process per rank. Made by `join_rank_group`."""
+    """`Collectives` of a rank group with one process per rank. `join_rank_group` makes it."""
 
     def __init__(
         self,
@@ -43,7 +43,11 @@ class ProcessCollectives:
         everyone: Group,
         stage: Group | None,
     ) -> None:
-        """`stage`: group of the tensor ranks of this rank's stage, if there are several."""
+        """Store the process groups of this rank.
+
+        `everyone`: group of all ranks. `stage`: group of the tensor-parallel ranks of this rank's pipeline
+        stage, or None if there is only one.
+        """
         self.topology = topology
         self.rank = rank
         self._device = device
@@ -143,7 +147,7 @@ def join_rank_group(
     device: torch.device,
     step_timeout_s: float | None = None,
 ) -> ProcessCollectives:
-    """Meet the other ranks through the store at `host:port`, and wait for all of them.
+    """Connect this rank with all others through the store at `host:port`. Blocks until all have come.
 
     `timeout_s`: longest wait for them. `step_timeout_s`: longest wait in each later collective, in which
     ranks wait for others to compute. The same by default.

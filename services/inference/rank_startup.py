@@ -1,4 +1,4 @@
-"""Start of the ranks of a worker: they meet before each loads its part of the model."""
+"""Start of a worker's ranks: they connect with each other before each loads its part of the model."""
 
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -13,8 +13,10 @@ from baton.runtime.worker_settings import WorkerSettings
 from baton.topology import Topology
 
 STEP_TIMEOUTS: Final = 10
-"""Multiple of the group's timeout that a rank waits within a step for others: large steps on slow cores take
-long. The group's agreement notices a dead rank sooner."""
+"""Factor by which a rank waits longer for other ranks within a step than the group's timeout.
+
+Large steps on slow cores take long. The ranks' agreement on votes notices a dead rank sooner.
+"""
 
 StartedEngine = TypeVar("StartedEngine")
 
@@ -22,7 +24,8 @@ StartedEngine = TypeVar("StartedEngine")
 def start_with_ranks(
     settings: WorkerSettings, start: Callable[[Topology, int, Collectives | None], StartedEngine]
 ) -> StartedEngine:
-    """Meet the other ranks of the worker in `settings`, and return what `start` returns. Blocks.
+    """Connect to the other ranks of the worker in `settings`, then call `start` and return its result.
+    Blocks.
 
     `start`: starts the engine of a rank, given the topology, the rank and its group. The group is None for a
     worker of one rank. Raises GroupLost if another rank does not come up, and what `start` raises.
@@ -43,9 +46,10 @@ def start_with_ranks(
 def start_rank_group(
     settings: WorkerSettings, topology: Topology, rank: int, host: str, port: int, timeout_s: float
 ) -> Collectives | None:
-    """Meet the other ranks of this worker, if any, at the store at `host:port`. Blocks.
+    """Connect to the other ranks of this worker through the store at `host:port`. Blocks.
 
-    Raises RankGroupBroken, or StartupError for a device that is not there.
+    Returns the collectives between the ranks, or None if there is only one rank. Raises RankGroupBroken, or
+    StartupError for a device that does not exist.
     """
     if topology.ranks == 1:
         return None

@@ -1,7 +1,8 @@
-"""Ordering of a network card's writes to GPU memory.
+"""Ordering of a network card's writes to GPU memory (GPUDirect RDMA).
 
-Data that a network card writes to a GPU may still be under way when the seal in host memory says it has
-arrived. A device that does not order such writes itself is flushed before pages are read that others write.
+The seal in host memory marks a hand-over as complete. When it arrives, pages that a network card writes to a
+GPU may still be under way. A GPU that does not order such writes itself is flushed before it reads these
+pages.
 """
 
 import ctypes
@@ -17,32 +18,50 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 SUPPORTED: Final = 116
-"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED: a network card can write to the device."""
+"""CUDA device attribute by which a GPU says whether a network card can write to it.
+
+CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
+"""
 FLUSH_OPTIONS: Final = 117
-"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS"""
+"""CUDA device attribute with the ways in which a network card's writes to the GPU can be flushed.
+
+CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
+"""
 BY_A_CALL: Final = 1
-"""CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST"""
+"""Bit of FLUSH_OPTIONS: the driver has a call that flushes a network card's writes.
+
+CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
+"""
 ORDERING: Final = 118
-"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING"""
+"""CUDA device attribute by which a GPU says how far it orders a network card's writes itself.
+
+CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+"""
 OWNER: Final = 100
-"""CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: ordered for work on the device itself. Also the scope of a
-flush."""
+"""Value of ORDERING: writes are ordered for work on the GPU itself. It is also the scope of a flush.
+
+CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+"""
 THIS_CONTEXT: Final = 0
-"""CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX"""
+"""Target of a flush call: the calling thread's CUDA context.
+
+CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWrites:
-    """A GPU's properties for writes by a network card."""
+    """A GPU's properties that concern writes by a network card to its memory."""
 
     supported: bool
     ordering: int
-    """From OWNER on, work on the device sees writes in their order."""
+    """Extent to which the GPU orders such writes itself. From OWNER on, work on the GPU sees them in
+    order."""
     flushed_by_a_call: bool
 
 
 def flush_for(device: torch.device, driver: Any = None) -> Callable[[], None] | None:
-    """Return a function that makes `device` see the writes that were reported so far. None if none is needed.
+    """Return a function that makes all completed remote writes visible to `device`, or None if it needs none.
 
     The function raises RuntimeError if it fails. `driver`: CUDA's driver library, found if not given.
     """
@@ -68,7 +87,10 @@ def flush_for(device: torch.device, driver: Any = None) -> Callable[[], None] | 
 
 
 def writes_to(device: torch.device, driver: Any) -> DeviceWrites:
-    """Return the properties of a GPU by CUDA's `driver`. Raises RuntimeError if it does not know them."""
+    """Return a GPU's properties that concern remote writes, read from CUDA's `driver`.
+
+    Raises RuntimeError if the driver does not know them.
+    """
     bind_thread(str(device))
     number = ctypes.c_int()
     _succeed(driver.cuDeviceGet(ctypes.byref(number), device.index))

@@ -1,4 +1,4 @@
-"""The `Runner` protocol: how an engine computes the logits of a step."""
+"""The `Runner` protocol: the part of an engine that computes the logits of a step."""
 
 from collections import abc
 from typing import Protocol
@@ -9,24 +9,29 @@ from baton.engine_interface import Row, Sequence
 
 
 class Runner(Protocol):
-    """Computes the logits of steps over one KV cache. One step at a time."""
+    """Model computation of an engine: runs one step at a time over one KV cache and returns its logits."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """Return [N, vocabulary] logits at the wanted positions of the checked `rows`, row by row.
+        """Return logits [N, vocabulary] at the wanted positions of the checked `rows`, row by row.
 
-        Writes the keys and values of all fed tokens to their pages. On a GPU the work may be queued when it
-        returns. All ranks call it. Ranks without logits get None.
+        Writes the keys and values of all computed tokens to their pages. On a GPU the work may still be
+        queued when it returns. All ranks call it. A rank that does not have the model's last layers returns
+        None.
         """
 
     def record(self) -> None:
-        """Record steps that are replayed later, if this runner does so. Before any page is in use."""
+        """Record steps that are replayed later, such as CUDA graphs, if this runner does so.
+
+        Called before any page is in use.
+        """
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence, as `Engine.release` says. Another thread may be computing a step meanwhile."""
+        """Forget what is stored for a sequence that has ended. Another thread may be computing a step
+        meanwhile."""
 
 
 class StatelessRunner:
-    """Base of runners that store nothing by sequence."""
+    """Base class of runners that store nothing for single sequences."""
 
     def release(self, sequence: Sequence) -> None:
-        """Do nothing: nothing is stored by sequence."""
+        """Do nothing, since this runner stores nothing for single sequences."""

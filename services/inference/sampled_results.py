@@ -1,8 +1,9 @@
-"""Exchange of what one rank knows with the others: drawn tokens, scores, proposals and page sums.
+"""Broadcast of results that only the sampling rank has: sampled tokens, prompt scores and proposals.
 
-Tokens are sent as numbers whose count follows from the step's rows, so that all ranks know it. For each draw
-that a row may make these are its id, or NONE, and log-probabilities if requested. Draws that were not made
-are zeros. A double holds ids and float32 logarithms exactly.
+It also adds up the page checksums of all ranks. Tokens are sent as numbers. Their count follows from the
+step's rows, so that all ranks know it. A sampled token is its id, or NONE, then its log-probabilities if
+requested. Places of tokens that were not sampled hold zeros. A double holds ids and float32 logarithms
+exactly.
 """
 
 from collections import abc
@@ -34,9 +35,9 @@ NONE: Final[abc.Mapping[type[LogitsNotFinite] | type[GrammarUnsatisfied], float]
     LogitsNotFinite: -1.0,
     GrammarUnsatisfied: -2.0,
 }
-"""Numbers in the place of an id if nothing could be drawn, by reason."""
+"""Negative numbers that are sent in place of a token id if none could be sampled, by the reason."""
 PROPOSAL_NUMBERS: Final = 2 + PROPOSED_MAX
-"""Numbers sent for one proposal: token count, forced count, then the tokens."""
+"""Count of numbers that are sent for one proposal: token count, forced count, then the draft tokens."""
 
 
 def draw_tokens(
@@ -46,9 +47,10 @@ def draw_tokens(
     rows: abc.Sequence[Row],
     vocabulary: int,
 ) -> list[RowResult]:
-    """Return the drawn tokens of each of `rows`, all of which sample, the same on every rank.
+    """Sample the next tokens of `rows` on one rank, and return each row's result, the same on every rank.
 
-    `drawer`: the rank that draws. `logits`: [draws, vocabulary] on that rank, row by row.
+    All of `rows` sample. `drawer`: the rank that samples. `logits`: [draws, vocabulary] on that rank, row by
+    row.
     """
     if rank_group.topology.ranks == 1 and logits is not None:
         return [take(row.drafts, drawn) for row, drawn in zip(rows, sample_rows(logits, rows), strict=True)]
@@ -79,7 +81,7 @@ def broadcast_scores(
     rows: abc.Sequence[Row],
     vocabulary: int,
 ) -> list[bool]:
-    """Extend the prompt scores of `rows`, and return whether the logits of each row were finite.
+    """Extend the prompt log-probabilities of `rows`, and return for each row whether its logits were finite.
 
     `logits`: [positions, vocabulary] of each row, on rank `drawer`.
     """
@@ -111,7 +113,7 @@ def broadcast_proposals(
     rows: abc.Sequence[Row],
     taken: abc.Sequence[RowResult],
 ) -> None:
-    """Renew the proposals of the sequences of `rows` on every rank. Rank `drawer` makes them.
+    """Renew the draft tokens of the sequences of `rows` on every rank. Rank `drawer` makes them.
 
     `taken`: result of each row in this step.
     """
@@ -135,7 +137,10 @@ def broadcast_proposals(
 
 
 def add_page_sums(rank_group: Collectives, whole: KvLayout, sums: abc.Sequence[PageSum]) -> None:
-    """Add up the sums of all ranks. A KV head that several ranks have counts once."""
+    """Add up the page checksums of all ranks, and store the result in each of `sums`.
+
+    A KV head that several ranks hold counts once. `whole`: layout of the pages over all ranks.
+    """
     if not sums:
         return
     heads = whole.heads
@@ -147,7 +152,7 @@ def add_page_sums(rank_group: Collectives, whole: KvLayout, sums: abc.Sequence[P
 
 
 def _counted(rank_group: Collectives, whole: KvLayout) -> abc.Iterator[GroupHead]:
-    """Yield the KV heads of which this rank is the first tensor rank of its stage."""
+    """Yield the KV heads whose checksums this rank contributes: those on no earlier tensor-parallel rank."""
     ranks = range(rank_group.rank - rank_group.topology.coordinates(rank_group.rank).tensor, rank_group.rank)
     before = {head for rank in ranks for head in rank_layout(whole, rank_group.topology, rank).heads}
     own_heads = rank_layout(whole, rank_group.topology, rank_group.rank).heads
@@ -172,7 +177,10 @@ def _numbers_of(drawn: DrawResult, count: int | None) -> list[float]:
 
 
 def _draws(received: abc.Iterator[float], count: int | None) -> abc.Iterator[DrawResult]:
-    """Yield draws without end: the caller knows how many were made."""
+    """Yield sampled tokens read from `received`, without end. The caller takes as many as were sent.
+
+    `count`: log-probabilities of each token, or None.
+    """
     while True:
         yield _token(received, count)
 

@@ -1,7 +1,7 @@
-"""Step of an engine on one rank: logits from its runner, then draws, prompt scores, page sums and proposals.
+"""The step of an engine on one rank: logits, sampled tokens, prompt scores, page checksums and proposals.
 
-Every engine on torch is a `StepEngine` with a `Runner`, a KV cache and facts. What a step promises
-(`services/engine_interface.py`) is done here once, for all of them.
+Every engine on torch is a `StepEngine` with a `Runner` for the logits, a KV cache and facts. The guarantees
+for a step in `services/engine_interface.py` are implemented here once, for all engines.
 """
 
 from collections import abc
@@ -48,7 +48,7 @@ WARM_UP_TOKENS: Final = 64
 
 @contextmanager
 def _device_loss() -> Iterator[None]:
-    """Turn the loss of the device into EngineLost."""
+    """Turn an error of the lost device into EngineLost, within the context."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -56,7 +56,7 @@ def _device_loss() -> Iterator[None]:
 
 
 class StepEngine:
-    """An `Engine` of `engine_interface.py` on one rank."""
+    """Implementation of `engine_interface.Engine` on one rank, for all engines on torch."""
 
     def __init__(
         self,
@@ -71,9 +71,11 @@ class StepEngine:
         flush: Callable[[], None] | None = None,
         grammars: GrammarCache | None = None,
     ) -> None:
-        """`whole`: pages of the worker over all ranks. `runner`: computes over `cache`. `flush`: called
-        before pages are read that others may have written. `grammars`: compiles grammars, on the rank that
-        draws."""
+        """Build an engine from its KV cache and the runner that computes logits.
+
+        `whole`: layout of the worker's pages over all ranks. `flush`: called before pages are read that other
+        processes may have written. `grammars`: compiles grammars, on the rank that samples.
+        """
         self.facts = facts
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -94,11 +96,14 @@ class StepEngine:
 
     @property
     def draws(self) -> bool:
-        """True if this rank draws."""
+        """Whether this rank samples the tokens."""
         return self._rank_group.rank == self._drawer
 
     def draft_with(self, model: DraftModel) -> None:
-        """Draft by `model` for the sequences that want it. Before the first step, on the rank that draws."""
+        """Let `model` draft tokens for the sequences that want drafts.
+
+        Called before the first step, on the rank that samples.
+        """
         self.draft_pages = model
         self._proposer = Proposer(model)
 
@@ -170,9 +175,9 @@ class StepEngine:
     def _score(
         self, rows: abc.Sequence[Row], logits: torch.Tensor | None
     ) -> tuple[frozenset[int], torch.Tensor | None]:
-        """Extend the prompt scores of `rows`.
+        """Extend the prompt log-probabilities of `rows`.
 
-        Return the `id`s of rows whose scores are not finite, and the logits of the rows that sample.
+        Returns the `id`s of rows whose scores are not finite, and the logits of the rows that sample.
         """
         scored = [row for row in rows if row.scored]
         if not scored:
@@ -189,7 +194,7 @@ class StepEngine:
         return frozenset(id(row) for row, well in zip(scored, numbers, strict=True) if not well), logits
 
     def _wait(self) -> None:
-        """Wait until a GPU has finished: nothing of the step writes to its pages any more."""
+        """Wait until the GPU has finished, so that the step writes to no page any more."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -205,8 +210,10 @@ class StepEngine:
         self._sum_up(parts)
 
     def _summed_stop(self, row: Row) -> int:
-        """Return the position up to which a row's pages are summed. An encoded page that later rows of the
-        prompt write to is left out."""
+        """Return the position up to which a row's pages enter the checksum.
+
+        If pages have an encoding, a page to which later rows of the prompt write is left out.
+        """
         group = self.cache.group
         if row.sample or group.encoding == PLAIN:
             return row.stop
@@ -223,10 +230,10 @@ class StepEngine:
                 part.sum.add(summed, part.stop)
 
     def warm_up(self) -> None:
-        """Run a prompt and a token through the first pages, and record what is replayed later.
+        """Run a prompt and one more token as test steps, so that everything is loaded and allocated.
 
-        After it, everything is loaded and allocated. Before any page is in use. Raises StartupError for a
-        model whose logits are not finite.
+        It uses the first pages, before any is in use, and records steps that are replayed later. Raises
+        StartupError for a model whose logits are not finite.
         """
         capacity = min(self.cache.tokens, self.context_length)
         prompt = min(WARM_UP_TOKENS, capacity)
@@ -242,7 +249,8 @@ class StepEngine:
         self.runner.record()
 
     def prepare(self, rows: abc.Sequence[Row]) -> None:
-        """Prepare the pages of `rows` for the runner. An engine whose pages need that overrides it."""
+        """Prepare the pages of `rows` before the runner computes. An engine whose pages need that overrides
+        it."""
 
     def _check_ids(self, row: Row) -> None:
         for token in row.fed:
@@ -254,5 +262,5 @@ class StepEngine:
 
 
 def drawing_rank(rank_group: Collectives) -> int:
-    """Return the rank that draws: the first tensor rank of the last stage."""
+    """Return the rank that samples tokens: the first tensor-parallel rank of the last pipeline stage."""
     return rank_group.topology.ranks - rank_group.topology.tensor
