@@ -1,5 +1,6 @@
-"""Grammars that constrain a model's output, compiled with llguidance.
+"""Grammars that constrain a model's output (structured output), compiled with llguidance.
 
-The router checks a client's grammar (`grammar_check`). A worker compiles it again (`grammar_cache`) and asks
-its state for the mask of each token (`grammar_state`). Imports `rooms`, `runtime` and `models`, and no torch.
+The bootstrap checks a client's grammar (`grammar_check`). A worker compiles it again (`grammar_cache`). Its
+state gives the mask of allowed tokens at each position (`grammar_state`). Imports `rooms`, `runtime` and
+`models`, and no torch.
 """

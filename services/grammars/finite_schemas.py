@@ -1,11 +1,11 @@
-"""Check whether a finite value can fit a JSON schema.
+"""Check whether any finite value can fit a JSON schema.
 
 A schema that requires itself has no finite answer: a model would write until it is cut off. Types of values
 that may fit are collected from the leaves up, until none is added (a least fixed point). An unsupported
 keyword counts as fitting, so that only certain cases are refused. So does a malformed one, which compilation
 refuses by name.
 
-Pure.
+Pure: no input or output.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,11 +17,12 @@ ALL: Final = frozenset(TYPES)
 NONE: Final = frozenset[str]()
 
 Types = frozenset[str]
-"""Types with a finite value that may fit."""
+"""Set of JSON types, such as "object", of which some finite value may fit a schema."""
 
 
 def has_finite_value(schema: Any) -> bool:
-    """Return whether a finite value may fit `schema`. The time is not bounded here."""
+    """Return whether a finite value may fit the JSON schema `schema`. The time for this is not bounded
+    here."""
     search = _Search(schema)
     try:
         return search.finds()
@@ -30,18 +31,18 @@ def has_finite_value(schema: Any) -> bool:
 
 
 class _Search:
-    """Search over one schema and its definitions."""
+    """Search for the types of finite values that fit one JSON schema, including its definitions."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[str, Types] = {}
-        """Types of the target of each reference, as far as they are known."""
+        """Types of finite values found so far for the target of each `$ref`, by the reference."""
         self._looked_at: set[str] = set()
-        """References of this pass."""
+        """References that the current pass over the schema has followed."""
         self._has_grown = True
 
     def finds(self) -> bool:
-        """Return whether a value fits the root."""
+        """Return whether a finite value fits the root schema. Repeats passes until no type is added."""
         while self._has_grown:
             self._has_grown = False
             self._looked_at = {"#"}
@@ -105,9 +106,9 @@ class _Search:
 
 
 def _types_by_name(schema: Mapping[str, Any]) -> Types:
-    """Return the types that a schema's own `type` allows, with integers as numbers.
+    """Return the types that the schema's own keyword `type` allows. Integers count as numbers.
 
-    All if it is malformed.
+    Returns all types if the keyword is missing or malformed.
     """
     given = schema.get("type")
     names = [given] if isinstance(given, str) else given
@@ -117,7 +118,8 @@ def _types_by_name(schema: Mapping[str, Any]) -> Types:
 
 
 def _types_of_values(schema: Mapping[str, Any]) -> Types:
-    """Return the types of the values that a schema lists. All if it lists none."""
+    """Return the types of the values that a schema lists in `const` or `enum`, or all types if it lists
+    none."""
     found = ALL
     if "const" in schema:
         found &= {type_of(schema["const"])}

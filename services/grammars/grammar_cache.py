@@ -1,7 +1,7 @@
-"""Cache of compiled grammars, by their source.
+"""Cache of compiled grammars, by their source text.
 
-They are compiled in a thread, one after the other. The cost of one is bounded (`grammar_compiler`), and no
-other work waits for it.
+Grammars are compiled in a thread, one after the other. The cost of each is bounded (`grammar_compiler`), and
+no other work waits for it.
 """
 
 from collections import OrderedDict
@@ -16,14 +16,21 @@ from baton.grammars.grammar_state import GrammarState
 from baton.rooms.request import Grammar
 
 CACHED_MAX: Final = 64
-"""Most compiled grammars. A small schema takes some hundred KB, the largest allowed ones tens of MB."""
+"""Most compiled grammars in the cache. A small schema takes some hundred KB, the largest allowed ones tens of
+MB."""
 
 
 class GrammarCache:
-    """Cache of the grammars of one model, the latest used ones. Its thread ends with the process."""
+    """Cache of one model's compiled grammars, which keeps the most recently used ones.
+
+    Its thread ends with the process.
+    """
 
     def __init__(self, read: Callable[[], LLTokenizer], cached_max: int = CACHED_MAX) -> None:
-        """`read`: reads the model's vocabulary, for the first grammar or in `warm_up`."""
+        """Build an empty cache. `read`: reads the model's vocabulary, for the first grammar or in `warm_up`.
+
+        `cached_max`: most grammars in the cache.
+        """
         self._read = read
         self._cached_max = cached_max
         self._vocabulary: LLTokenizer | None = None
@@ -31,14 +38,15 @@ class GrammarCache:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def warm_up(self) -> None:
-        """Read the vocabulary before serving, since that stops all other threads for half a second. Blocks.
+        """Read the model's vocabulary before serving, since that stops all other threads for half a second.
+        Blocks.
 
-        If it cannot be read, each grammar raises the error.
+        If it cannot be read, the future of each later grammar raises the error.
         """
         self._thread.submit(self._vocabulary_read).exception()
 
     def folds(self, grammar: Grammar, output: Sequence[int], count: int) -> Future[list[GrammarState]]:
-        """Return `count` states of the grammar behind `output`, one for each answer that goes on there.
+        """Return a future with `count` states of the grammar that have read `output`, one for each choice.
 
         `count`: at least 1. The future raises GrammarRefused, GrammarLost if the output does not follow the
         grammar, and StartupError if the model's tokenizer cannot be read.
@@ -46,7 +54,10 @@ class GrammarCache:
         return self._thread.submit(self._folds, grammar, output, count)
 
     def check(self, grammar: Grammar) -> Future[None]:
-        """Compile the grammar. The future raises as that of `folds` does."""
+        """Start compiling the grammar only to see whether it can be compiled.
+
+        The future raises GrammarRefused if not, and StartupError if the model's tokenizer cannot be read.
+        """
         return self._thread.submit(self._check, grammar)
 
     def _folds(self, grammar: Grammar, output: Sequence[int], count: int) -> list[GrammarState]:

@@ -1,12 +1,13 @@
-"""Check of a client's grammar in a process of its own, which the grammar may end.
+"""Check of a client's grammar in a separate process, since compiling a bad grammar may crash its process.
 
 The library bounds most of what a grammar costs (`grammar_compiler`), but not all: conjunctions multiply, and
 long chains of rules overflow its stack, which ends a process. So the checking process ends instead of the one
 that serves: by its own alarm, or by a signal. A grammar that passes is compiled by workers in the same way,
 on a larger stack.
 
-A grammar that compiles quickly may be costly to follow. So the beginnings of two answers are drawn here, too.
-A grammar that exceeds its bounds within them is refused. A worker would have to break off an answer.
+A grammar that compiles quickly may be costly to follow. So the check also generates the beginnings of two
+answers. A grammar that exceeds its bounds within them is refused. Otherwise a worker would have to break off
+an answer.
 """
 
 import json
@@ -33,39 +34,46 @@ from baton.runtime.child_process import child_environ, module_command
 from baton.runtime.errors import StartupError
 
 CHECK_S: Final = 2.0
-"""Most CPU time for one grammar, in seconds."""
+"""Most CPU time for checking one grammar, in seconds."""
 STARVED: Final = 10
-"""Wall-clock time allowed per CPU time, on a machine that is shared."""
+"""Factor by which the wall-clock time of a check may exceed its CPU time, since the machine is shared."""
 STACK_BYTES: Final = 2**20
-"""Stack of the thread that compiles. A worker's has 8 MiB, or 2 MiB if there is no limit."""
+"""Stack size of the thread that compiles a grammar in the check, in bytes.
+
+It is smaller than a worker's, which has 8 MiB, or 2 MiB if there is no limit. So a grammar that passes fits
+there.
+"""
 MEMORY_BYTES: Final = 2**29
-"""Address space of the process beyond that before the first grammar."""
+"""Most bytes of address space that the checking process may add to its size before the first grammar."""
 TOO_LONG: Final = "it takes too long to compile"
 TOO_COMPLEX: Final = "it is too complex to compile"
 TOO_COSTLY: Final = "it is too costly to follow"
 ENDLESS: Final = "no finite answer fits it"
 
 TRIED_TOKENS: Final = 32
-"""Tokens of each of the two answers that are begun."""
+"""Number of tokens in each of the two answers that the check begins."""
 
 ALARMS: Final = (signal.SIGPROF, signal.SIGALRM)
-"""Signals that end a process whose time is over."""
+"""Signals that end the checking process when its CPU time or wall-clock time is over."""
 
 CheckGrammar = Callable[[Grammar, bool], Grammar | str]
-"""Returns the grammar for workers, or the reason of its refusal. Blocks.
+"""Function that checks a grammar and returns it for workers, or the reason why it is refused. Blocks.
 
-Takes a grammar, and whether its text may be in GBNF instead.
+Takes a grammar, and whether its text may be in GBNF instead of Lark.
 """
 
 
 class SerializableTokenizer(Protocol):
-    """The part of `tokenizers.Tokenizer` that is used."""
+    """The method of `tokenizers.Tokenizer` that the check needs."""
 
     def to_str(self) -> str: ...
 
 
 def check_grammar(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
-    """Check a grammar in this process, as `CheckGrammar` does."""
+    """Check a grammar in this process, and return it for workers, or the reason why it is refused.
+
+    `any_bnf`: whether its text may be in GBNF instead of Lark.
+    """
     try:
         made = _in_lark(grammar.text) if any_bnf else grammar
         if made.kind is GrammarKind.JSON_SCHEMA and not _may_end(made.text):
@@ -79,7 +87,10 @@ def check_grammar(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> G
 
 
 def _may_end(schema: str) -> bool:
-    """Return whether an answer to a schema can end. Compilation refuses a text that is no JSON."""
+    """Return whether some finite answer fits the JSON schema in the text `schema`.
+
+    True for a text that is no JSON, which compilation refuses.
+    """
     try:
         return has_finite_value(json.loads(schema))
     except (ValueError, RecursionError):
@@ -87,7 +98,10 @@ def _may_end(schema: str) -> bool:
 
 
 def _try(fold: GrammarState, ends: Sequence[int]) -> None:
-    """Begin two answers, of the lowest and of the highest allowed tokens. Raises GrammarLost."""
+    """Begin two answers that follow the grammar: one of the lowest allowed token ids, one of the highest.
+
+    Raises GrammarLost if the grammar is too costly to follow. `ends`: ids of the tokens that end a text.
+    """
     longest = Request("", (), TRIED_TOKENS, eos_token_ids=tuple(ends), ignore_eos=True)
     for chosen in (_lowest, _highest):
         begun, output = fold.copy(), list[int]()
@@ -106,7 +120,7 @@ def _highest(bits: int) -> int:
 
 
 def _in_lark(text: str) -> Grammar:
-    """Convert a text in GBNF or Lark to Lark. Raises GrammarRefused."""
+    """Convert a grammar's text from GBNF or Lark to Lark. Raises GrammarRefused if it cannot be converted."""
     try:
         made = any_to_lark(text)
     except RecursionError as error:
@@ -119,18 +133,19 @@ def _in_lark(text: str) -> Grammar:
 
 
 class GrammarChecker:
-    """Checker that owns one process. Used from several threads, which take turns.
+    """Checker of clients' grammars, in one separate process of its own.
 
-    The process starts with the first grammar, and again after a grammar that ended it. It ends with its
-    parent.
+    Used from several threads, which take turns. The process starts with the first grammar, and again after a
+    grammar that ended it. It ends with its parent.
     """
 
     def __init__(
         self, tokenizer: SerializableTokenizer, tokens: int, ends: Sequence[int], limit_s: float = CHECK_S
     ) -> None:
-        """`tokenizer`, `tokens`, `ends`: arguments of `vocabulary_of`.
+        """Serialize the tokenizer for the checking process, without starting that process yet.
 
-        `limit_s`: CPU time for one grammar.
+        `tokenizer`, `tokens`, `ends`: arguments of `vocabulary_of`. `limit_s`: CPU time for one grammar, in
+        seconds.
         """
         setup = {"tokens": tokens, "ends": [*ends], "limit_s": limit_s, "tokenizer": tokenizer.to_str()}
         self._setup = _line(setup)  # at start, since it stops all other threads
@@ -138,7 +153,11 @@ class GrammarChecker:
         self._lock = threading.Lock()
 
     def check(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
-        """Check a grammar, as `CheckGrammar` does."""
+        """Check a grammar in the separate process, and return it for workers, or the reason why it is
+        refused.
+
+        `any_bnf`: whether its text may be in GBNF instead of Lark.
+        """
         with self._lock:
             process = self._alive()
             if (answer := _exchange(process, _line([grammar.kind.value, grammar.text, any_bnf]))) is None:
@@ -175,7 +194,7 @@ def _line(value: Any) -> bytes:
 
 
 def _exchange(process: "subprocess.Popen[bytes]", line: bytes) -> Any:
-    """Send a line to the process. Returns its answer, or None if the process ended."""
+    """Send a line to the checking process, and return its answer, or None if the process ended."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("a process without pipes")
     try:
@@ -188,7 +207,7 @@ def _exchange(process: "subprocess.Popen[bytes]", line: bytes) -> Any:
 
 
 def main() -> None:
-    """Check the grammars on standard input, a line each, until it is closed."""
+    """Check the grammars on standard input, one a line, until it is closed. Runs in the checking process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     setup = json.loads(sys.stdin.readline())
     try:
@@ -210,7 +229,10 @@ def main() -> None:
 
 
 def _alarm(after_s: float) -> None:
-    """End this process after a time, in seconds. 0 cancels that."""
+    """Have this process end after `after_s` seconds of CPU time. 0 cancels that.
+
+    It also ends after a multiple of that time on the wall clock.
+    """
     signal.setitimer(signal.ITIMER_PROF, after_s)
     signal.setitimer(signal.ITIMER_REAL, STARVED * after_s)
 
@@ -225,7 +247,8 @@ def _bound_memory() -> None:
 
 
 def _in_thread(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
-    """Check a grammar in a thread with a small stack."""
+    """Check a grammar in a thread with a small stack, so that what passes fits the larger stacks of
+    workers."""
     found: list[Grammar | str] = []
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=lambda: found.append(check_grammar(grammar, any_bnf, vocabulary)))

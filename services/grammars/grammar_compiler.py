@@ -1,7 +1,8 @@
-"""Compiler of grammars within bounds of time and memory, which refuses a grammar by its fault.
+"""Compiler of grammars within bounds of time and memory.
 
-What is unknown or not implemented is refused by name, never ignored. A grammar takes a bounded time to
-compile, and a bounded time at each token. If that is not enough the answer ends as `GrammarLost`.
+A grammar with an unknown or unimplemented feature is refused by the feature's name, which is never ignored. A
+grammar takes a bounded time to compile, and a bounded time at each token. If the latter is not enough, the
+answer ends with GrammarLost.
 """
 
 import re
@@ -29,18 +30,18 @@ SOURCES: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
     GrammarKind.LARK: LLMatcher.grammar_from_lark,
 }
 REGEX_FAULT: Final = re.compile(r"^error: (.+)$", re.MULTILINE)
-"""The line with the fault, among several that show the place."""
+"""Pattern of the line that names a regex's fault, among lines of an error message that show its position."""
 
 NOTHING_FOLLOWS: Final = ("NoExtension", "NoExtensionBias")
-"""Errors of the library which mean that no text can follow."""
+"""Error codes of llguidance which mean that no text can follow."""
 
 
 class GrammarRefused(Exception):
-    """No answer can follow the grammar. The message gives the reason for its author."""
+    """A grammar that cannot be used. The message gives its author the reason."""
 
 
 def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> GrammarState:
-    """Return the state of `grammar` before the first token. Raises GrammarRefused.
+    """Compile `grammar`, and return its state before the first token. Raises GrammarRefused.
 
     Blocks, mostly for less than 20 ms. Other threads run meanwhile.
     """

@@ -1,7 +1,7 @@
-"""State of a grammar over one output, and the tokens that may come next.
+"""State of a grammar over one output, and the mask of tokens that it allows next.
 
-It follows from the grammar and the output alone (`mask-is-fold`). So another worker, in a later room,
-computes the same state from the beginning. Each token of an output is taken once, as the output grows. The
+The state follows from the grammar and the output alone (`mask-is-fold`). So another worker, in a later room,
+computes the same state from the beginning. Each token of an output is read once, as the output grows. The
 cost is bounded, since other requests wait for it.
 """
 
@@ -13,24 +13,27 @@ from baton.rooms.request import Request
 
 BITS: Final = 8
 MASK_S: Final = 0.003
-"""CPU time per mask, in seconds, as a mean over an output. Most masks take a hundredth of it."""
+"""CPU time for one mask in seconds, averaged over an output, beyond which the output ends with GrammarLost.
+
+Most masks take a hundredth of it.
+"""
 BURST_S: Final = 0.1
-"""CPU time that all masks of an output may take in addition, in seconds."""
+"""CPU time that all masks of an output together may take in addition to their average, in seconds."""
 FORCED_S: Final = 0.001
-"""CPU time per token for finding forced tokens, in seconds, as a mean over an output."""
+"""CPU time for finding forced tokens, in seconds per output token, averaged over an output."""
 
 
 class GrammarLost(Exception):
-    """An output does not follow its grammar, or can no longer be constrained.
+    """An output does not follow its grammar, or the grammar is too costly to follow any further.
 
     The message gives the reason.
     """
 
 
 class Matcher(Protocol):
-    """The part of `llguidance.LLMatcher` that is used.
+    """The methods of `llguidance.LLMatcher` that are used.
 
-    It raises nothing: after an error it stays in error.
+    They raise nothing: after an error the matcher stays in an error state.
     """
 
     def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
@@ -44,21 +47,28 @@ class Matcher(Protocol):
 
 
 class GrammarState:
-    """State of a grammar over one output. Used from one thread at a time."""
+    """State of a grammar over one output, which gives the mask for the next token.
+
+    Used from one thread at a time.
+    """
 
     def __init__(self, matcher: Matcher) -> None:
-        """`matcher`: a matcher that has taken no token."""
+        """Wrap a `matcher` that has read no token yet."""
         self._matcher = matcher
         self._taken = 0
-        """Number of tokens of the output that were taken."""
+        """Number of leading tokens of the output that the matcher has read."""
         self._may_take_s = BURST_S
         self._forced: list[int] = []
-        """Forced tokens behind the output, as far as they were looked for."""
+        """Forced tokens that follow the output, as found by the last search."""
         self._may_look_s = 0.0
-        """CPU time left for finding forced tokens. Below 0 if the last search took too long."""
+        """CPU time in seconds that is left for finding forced tokens. Below 0 if the last search took too
+        long."""
 
     def anew(self) -> "GrammarState":
-        """Return the state of the same grammar before the first token. This one may have taken none."""
+        """Return the state of the same grammar before the first token.
+
+        Raises ValueError if this state has read any token.
+        """
         if self._taken:
             raise ValueError(f"a fold that has taken {self._taken} tokens is no beginning")
         return self.copy()
@@ -71,7 +81,11 @@ class GrammarState:
         return copy
 
     def follow(self, output: Sequence[int]) -> None:
-        """Take the tokens of `output` that were not taken yet. Raises GrammarLost."""
+        """Read the tokens of `output` that were not read yet. Raises GrammarLost if the grammar does not
+        allow them.
+
+        If `output` is shorter than what was read, it is read again from its beginning.
+        """
         if len(output) < self._taken:
             self._matcher.reset()
             self._taken, self._forced = 0, []
@@ -83,7 +97,8 @@ class GrammarState:
         self._may_look_s = min(0.0, self._may_look_s + FORCED_S * len(new))
 
     def allowed(self, request: Request, output: Sequence[int]) -> bytes:
-        """Return the mask of the tokens that may follow `output`, a bit each, the lowest first. Never empty.
+        """Return the mask of the tokens that may follow `output`: one bit per token id, the lowest first.
+        Never empty.
 
         The request's end tokens may come if the grammar may end. If not, its stop token ids may come like any
         token that the grammar allows, as stop strings do: they cut the answer off. `min_tokens` and
@@ -109,10 +124,11 @@ class GrammarState:
         return bytes(mask)
 
     def forced(self, output: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens behind `output` to which the grammar leaves no alternative.
+        """Return up to `most` tokens that must follow `output`, because the grammar allows no alternative.
 
-        Returns none if masks allow several spellings of a text. After a search that took long, as before a
-        constant of 100 KB, no search follows for a while, and its result is used up. Raises GrammarLost.
+        Returns none if masks allow several spellings of a text. A search takes long before, for example, a
+        constant of 100 KB. Then its result is used up first, and no other search follows for a while. Raises
+        GrammarLost.
         """
         before_s = time.thread_time()
         self.follow(output)
@@ -128,7 +144,7 @@ class GrammarState:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message of the library, whose other lines hold the grammar."""
+    """Return the first line of an error message of llguidance. Its other lines hold the grammar's text."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
 
 
@@ -137,7 +153,7 @@ def _has(mask: bytearray, token: int) -> bool:
 
 
 def _set(mask: bytearray, token: int, *, on: bool) -> None:
-    """Set the bit of a token. A token that the vocabulary lacks is ignored, since it cannot be drawn."""
+    """Set or clear the bit of a token in a mask. A token outside the vocabulary is ignored."""
     if token >= BITS * len(mask):
         return
     bit = 1 << token % BITS

@@ -1,6 +1,6 @@
-"""Subschemas of a JSON schema, and targets of its references.
+"""Access to the subschemas of a JSON schema and to the targets of its references.
 
-Pure.
+Pure: no input or output.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -8,29 +8,29 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 BY_NAME: Final = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
-"""Keywords whose value is an object of schemas, by names that are no keywords."""
+"""JSON schema keywords whose value is an object of subschemas, by names that are no keywords."""
 SINGLE: Final = frozenset(
     {"items", "additionalItems", "contains", "additionalProperties", "propertyNames"}
     | {"if", "then", "else", "not", "unevaluatedItems", "unevaluatedProperties"}
 )
-"""Keywords whose value is one schema."""
+"""JSON schema keywords whose value is one subschema."""
 LISTS: Final = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
-"""Keywords whose value is a list of schemas."""
+"""JSON schema keywords whose value is a list of subschemas."""
 TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
-"""Types of values. Integers are numbers."""
+"""Names of the types of JSON values. Integers count as numbers."""
 IN_URI: Final = "$-_.~!*'()+,;=:@&"
-"""Characters besides letters and digits that are not encoded in the fragment of a URI."""
+"""Characters besides letters and digits that are not percent-encoded in the fragment of a URI."""
 
 Pointer = tuple[str, ...]
-"""A JSON pointer, token by token."""
+"""A JSON pointer as a tuple of its reference tokens: keys and list indices."""
 
 
 def with_subschemas(
     schema: Mapping[str, Any], change: Callable[[Any, Pointer], Any], at: Pointer = ()
 ) -> dict[str, Any]:
-    """Return `schema` with `change` applied to each subschema.
+    """Return a copy of `schema` with `change` applied to each direct subschema.
 
-    `at`: pointer to `schema`. `change` gets it with the keyword, and the name or the index, added.
+    `at`: JSON pointer to `schema`. `change` gets a subschema and its pointer, and returns the new subschema.
     """
     made: dict[str, Any] = {}  # loops, since a comprehension takes a frame of the stack
     for word, value in schema.items():
@@ -74,13 +74,14 @@ def reference_to(pointer: Pointer) -> str:
 
 
 def resolved(root: Any, reference: Any) -> Any:
-    """Return the target of `reference` in `root`, or None if there is none."""
+    """Return the part of the document `root` to which the JSON schema `reference` points, or None if there is
+    none."""
     pointer = pointer_of(reference)
     return None if pointer is None else found_at(root, pointer)
 
 
 def found_at(root: Any, pointer: Pointer) -> Any:
-    """Return the target of `pointer` in `root`, or None if there is none."""
+    """Return the part of the document `root` to which the JSON `pointer` leads, or None if there is none."""
     found = root
     for token in pointer:
         if isinstance(found, Mapping):
@@ -93,13 +94,14 @@ def found_at(root: Any, pointer: Pointer) -> Any:
 
 
 def types_in(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that a schema's own `type` allows. `number` includes `integer`."""
+    """Return the names of types that a schema's own keyword `type` allows, or all. `number` includes
+    `integer`."""
     given = schema.get("type", TYPES)
     return frozenset([given] if isinstance(given, str) else given)
 
 
 def type_of(value: Any) -> str:
-    """Return the type of a JSON value. That of an integer is `number`."""
+    """Return the name of a JSON value's type. An integer's type is `number`."""
     kinds = (
         (bool, "boolean"),
         (int | float, "number"),
@@ -116,5 +118,6 @@ def is_equal(one: Any, other: Any) -> bool:
 
 
 def is_anything(schema: Any) -> bool:
-    """Return whether every value fits, as far as it shows without following references."""
+    """Return whether a schema visibly allows every value: it is `true` or empty. References are not
+    followed."""
     return schema is True or schema == {}

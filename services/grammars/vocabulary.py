@@ -1,8 +1,8 @@
-"""Vocabulary of a model as a grammar sees it: the bytes of each token, and how forced text is tokenized.
+"""A model's vocabulary for grammars: the bytes of each token, and how forced text is tokenized.
 
-The model's own tokenizer is used. Tokens of a padded vocabulary that it lacks have no bytes and are never
-allowed. An added token, special or not, is allowed only by a grammar that names it. If a grammar holds its
-text, other tokens spell the text (`text-is-not-token`).
+The model's own tokenizer is used. Ids of a padded vocabulary that the tokenizer lacks have no bytes and are
+never allowed. An added token, special or not, is allowed only by a grammar that names it. If a grammar
+contains the text of an added token, other tokens spell that text (`text-is-not-token`).
 """
 
 import json
@@ -19,10 +19,10 @@ from baton.runtime.errors import StartupError, describe_error
 
 
 def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer:
-    """Return the vocabulary of a model. Blocks for some tenths of a second. Raises StartupError.
+    """Return a model's vocabulary for llguidance. Blocks for some tenths of a second. Raises StartupError.
 
-    `backend`: a `tokenizers.Tokenizer` that neither truncates nor pads. `tokens`: number of tokens of the
-    model.
+    `backend`: a `tokenizers.Tokenizer` that neither truncates nor pads. `tokens`: size of the model's
+    vocabulary.
     `ends`: ids of the tokens that end a text.
     """
     if not ends:
@@ -39,10 +39,10 @@ def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer
 
 
 def _with_special_tokens(tokenizer: str) -> str:
-    """Return a serialized tokenizer whose added tokens are special, but for runs of white space.
+    """Return a serialized tokenizer whose added tokens are all marked special, except runs of white space.
 
-    The library takes an added token that is not special, and has no angle brackets (`[TOOL_CALLS]`), for
-    text. Models use such tokens as marks, and for white space in texts.
+    llguidance treats an added token that is not special, and has no angle brackets (`[TOOL_CALLS]`), as text.
+    Models use such tokens as marks, and use added tokens of white space in texts.
     """
     whole = json.loads(tokenizer)
     for each in whole["added_tokens"]:
@@ -51,16 +51,17 @@ def _with_special_tokens(tokenizer: str) -> str:
 
 
 class _SpellingTokenizer:
-    """Tokenizer that works as the model's does, but never makes an added token.
+    """Tokenizer that works as the model's does, but never outputs an added token.
 
-    Its attributes are those that the library reads.
+    Its attributes are those that llguidance reads.
     """
 
     is_tokenizer_wrapper: Final = True
     bos_token_id: Final = None
 
     def __init__(self, recognizing: LLTokenizer) -> None:
-        """`recognizing`: a tokenizer that makes added tokens of their text."""
+        """Prepare the attributes from `recognizing`, a tokenizer that turns the text of added tokens into
+        these."""
         self._recognizing = recognizing
         every = range(recognizing.vocab_size)
         self.tokens = [recognizing.decode_bytes([token]) for token in every]
@@ -85,7 +86,7 @@ class _SpellingTokenizer:
 
 
 def _starts(text: str, part: str) -> Iterator[int]:
-    """Return the indexes behind the first letter of each `part` in `text`."""
+    """Yield the index behind the first character of each occurrence of `part` in `text`."""
     index = text.find(part)
     while index >= 0:
         yield index + 1
@@ -93,7 +94,7 @@ def _starts(text: str, part: str) -> Iterator[int]:
 
 
 def read_vocabulary(model_dir: Path, facts: ModelFacts) -> LLTokenizer:
-    """Return the vocabulary of a model directory. Raises StartupError."""
+    """Return the vocabulary of the model in a directory, for llguidance. Raises StartupError."""
     backend = reference_tokenizer(model_dir).backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

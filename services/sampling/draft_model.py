@@ -1,12 +1,12 @@
-"""A smaller model that drafts tokens for the sequences of a larger one.
+"""A smaller model that drafts tokens for the sequences of a larger one (speculative decoding).
 
-It draws as the larger model does, with the request's seed at the same positions and within its grammar. So
-both draw the same token if they find the same tokens likely. Its drafts are checked like any others, and
-never change what is drawn.
+It samples as the larger model does, with the request's seed at the same positions and within its grammar. So
+both sample the same token if they find the same tokens likely. Its drafts are checked like any others, and
+never change what is sampled.
 
 Its keys and values are in pages of its own and follow from a sequence's tokens, so they are not handed over.
-If a sequence comes from elsewhere, or lost its pages to another, they are computed anew in bounded parts
-beside the steps. Until then nothing is drafted for it.
+A sequence that comes from another worker, or lost its pages to another sequence, lacks them. They are then
+computed in bounded parts during later steps. Until they are complete, nothing is drafted for the sequence.
 """
 
 import time
@@ -24,15 +24,16 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 AT_ONCE: Final = 2 * PROPOSED_MAX
-"""Most missing tokens of a sequence that are computed in the step that drafts for it."""
+"""Most tokens of a sequence without keys and values that the draft model computes before it drafts at
+once."""
 BEHIND: Final = 64
-"""Tokens computed in a step for all sequences that miss more than that."""
+"""Tokens that the draft model computes per step for all sequences that lack more than AT_ONCE tokens."""
 FAILURES_MAX: Final = 3
-"""Failed draft steps in a row after which the draft model is not used any more."""
+"""Number of consecutive failed draft steps after which the draft model is not used any more."""
 
 
 class DraftEngine(Protocol):
-    """The part of an engine that the draft model needs of its own."""
+    """The part of the `Engine` protocol that a draft model uses."""
 
     @property
     def layout(self) -> KvLayout: ...
@@ -47,39 +48,39 @@ class DraftEngine(Protocol):
 
 
 class DraftRequest(NamedTuple):
-    """Request to draft behind a step that drew for a sequence."""
+    """Request to draft tokens for one sequence, after a step that sampled a token for it."""
 
     sequence: Sequence
-    """Its grammar state includes the output."""
+    """Sequence to draft for. Its grammar state has read all of `output`."""
     proposal: Proposal
     output: abc.Sequence[int]
-    """All output tokens, those of the step included."""
+    """All output token ids of the sequence, including those that the step has just sampled."""
     most: int
-    """Most tokens to draft."""
+    """Most tokens to draft for this sequence."""
 
 
 class DraftTimes(NamedTuple):
-    """Time that the draft model took, in microseconds."""
+    """Time that the draft model took in one step, in microseconds."""
 
     all_us: int = 0
     each_us: int = 0
-    """Time of one drafted token. 0 if none was drafted."""
+    """Average time of one drafted token in microseconds. 0 if none was drafted."""
 
 
 @dataclass(slots=True, eq=False)
 class _DraftedSequence:
-    """The draft model's view of one sequence."""
+    """State of one sequence in the draft model: its tokens and its pages there."""
 
     sequence: Sequence
-    """Its tokens so far, and the drafts behind them."""
+    """Copy of the sequence for the draft model's engine: the sampled tokens, then the drafts."""
     known: int = 0
-    """Number of output tokens that are no drafts."""
+    """Number of leading output tokens that were sampled, and so are no drafts."""
     filled: int = 0
-    """Number of leading positions whose keys and values are in the pages."""
+    """Number of leading positions whose keys and values are in the draft model's pages."""
     pages: list[int] = field(default_factory=list)
 
     def follow(self, output: abc.Sequence[int]) -> None:
-        """Replace drafts by the tokens that were drawn, `output`."""
+        """Set the sequence's output to the tokens that were really sampled, in place of its drafts."""
         mine, same = self.sequence.output, self.known
         while same < min(len(mine), len(output)) and mine[same] == output[same]:
             same += 1
@@ -92,39 +93,48 @@ class _DraftedSequence:
 
     @property
     def missing(self) -> int:
-        """Number of tokens to be computed before one can be drafted."""
+        """Number of tokens that the draft model has to compute before it can draft the next one."""
         return self.sequence.length - self.filled
 
 
 class DraftModel:
-    """Drafts by an engine of its own, on the rank that draws. `propose` is called from one thread at a
-    time."""
+    """Drafts tokens by an engine of its own, on the rank that samples.
+
+    `propose` is called from one thread at a time.
+    """
 
     def __init__(self, engine: DraftEngine, vocab_size: int) -> None:
-        """`vocab_size`: of the model that checks. Some vocabularies are padded: ids that only one of both
-        models has stand for no text. They are never drafted."""
+        """Build a draft model that runs on `engine`.
+
+        `vocab_size`: that of the larger model, which checks the drafts. Some vocabularies are padded: ids
+        that only one of both models has stand for no text. They are never drafted.
+        """
         (group,) = engine.layout.groups
         self._engine = engine
         self._page_tokens = group.page_tokens
         self._pages = engine.caches[0].pages
         self._free = list(range(self._pages))
         self._sequences: OrderedDict[Proposal, _DraftedSequence] = OrderedDict()
-        """States of sequences by proposal, in the order of their last draft."""
+        """States of sequences by their proposal. The sequence that drafted most recently is last."""
         self._ended: set[Proposal] = set()
-        """Sequences that ended while drafts were computed."""
+        """Proposals of sequences that ended while drafts were computed. Their pages are freed afterwards."""
         self._computes = False
         self._failures = 0
-        """Failed draft steps in a row."""
+        """Number of draft steps that failed in succession."""
         self._ids = min(vocab_size, engine.vocab_size)
         self._lock = Lock()
 
     def census(self) -> Mapping[str, int]:
-        """Return the number of pages that are taken and that are free. From any thread."""
+        """Return the number of the draft model's pages by state, `taken` and `free`. May be called from any
+        thread."""
         with self._lock:
             return {"taken": self._pages - len(self._free), "free": len(self._free)}
 
     def release(self, proposal: Proposal) -> None:
-        """Free the pages of a sequence that has ended, once no draft is computed. From any thread."""
+        """Free the draft model's pages of a sequence that has ended. May be called from any thread.
+
+        If drafts are being computed, the pages are freed when that is done.
+        """
         with self._lock:
             proposal.over = True
             if self._computes:
@@ -133,10 +143,10 @@ class DraftModel:
                 self._drop(proposal)
 
     def propose(self, requests: abc.Sequence[DraftRequest]) -> tuple[list[list[int]], DraftTimes]:
-        """Return drafts for each request, and the time they took.
+        """Return draft token ids for each request, and the time that drafting took.
 
-        A sequence has none if too many of its tokens are missing, no pages are free, or it is at the end of
-        the draft model's context. Raises EngineLost.
+        A sequence gets no drafts if the draft model lacks too many of its tokens or has no free pages.
+        Neither does one at the end of the draft model's context. Raises EngineLost.
         """
         if self._failures == FAILURES_MAX:
             return [[] for _ in requests], DraftTimes()
@@ -185,8 +195,11 @@ class DraftModel:
         return drafted, DraftTimes(round(1e6 * (ended_s - begun_s)), each_us)
 
     def _follow(self, request: DraftRequest, requests: abc.Sequence[DraftRequest]) -> _DraftedSequence | None:
-        """Return the state of a request's sequence with pages for all that is to be computed, None if it
-        cannot have them."""
+        """Return the state of a request's sequence, with pages for all tokens to be drafted.
+
+        Returns None if nothing can be drafted for it. `requests`: all requests of the step. Their sequences
+        keep their pages.
+        """
         if request.most <= 0:
             return None
         known = len(request.sequence.request.prompt) + len(request.output)
@@ -219,7 +232,8 @@ class DraftModel:
         return drafted
 
     def _knows_tokens(self, request: DraftRequest) -> bool:
-        """Return whether the draft model's vocabulary has all new tokens of the sequence."""
+        """Return whether the draft model's vocabulary contains all tokens of the sequence that are new to
+        it."""
         drafted = self._sequences.get(request.proposal)
         new = (
             request.output[drafted.known :]
@@ -229,7 +243,10 @@ class DraftModel:
         return max(new, default=0) < self._ids
 
     def _make_space(self, pages: int, spared: abc.Set[Proposal]) -> None:
-        """Free pages of the sequences that drafted longest ago and are not `spared`."""
+        """Free pages of other sequences until `pages` are free. Those that drafted longest ago go first.
+
+        `spared`: proposals of sequences that keep their pages.
+        """
         for proposal in [each for each in self._sequences if each not in spared]:
             if pages <= len(self._free):
                 return
@@ -253,8 +270,10 @@ class DraftModel:
             self._engine.step(rows)
 
     def _draw(self, drafted_sequences: abc.Sequence[_DraftedSequence]) -> list[list[int]]:
-        """Draw the next token of each sequence. None if the logits are not finite or the larger model lacks
-        the token."""
+        """Draft the next token of each sequence, and return a list of one token id for each.
+
+        The list is empty if the logits are not finite or the larger model lacks the token.
+        """
         lengths = [each.sequence.length for each in drafted_sequences]
         rows = [
             Row(each.sequence, each.filled, length, (each.pages,), sample=True)
@@ -273,12 +292,12 @@ class DraftModel:
 
 
 def _ends(drafted: _DraftedSequence | None) -> bool:
-    """Return whether the last draft ends the answer: nothing behind it would be accepted."""
+    """Return whether the last draft ends the answer, so that no further draft would be accepted."""
     return drafted is None or drafted.sequence.request.finish_reason(drafted.sequence.output) is not None
 
 
 def _draft_request(sequence: Sequence) -> Request:
-    """Return the request without log-probabilities, for the draft model."""
+    """Return the sequence's request for the draft model: the same sampling, but no log-probabilities."""
     request = sequence.request
     sampling = replace(request.sampling, top_logprobs=None, logprob_token_ids=())
     return replace(request, sampling=sampling, prompt_logprobs=None, output=())

@@ -1,12 +1,12 @@
-"""Computation of drafts as rows of a step, and draws behind accepted drafts.
+"""Computation of drafts as further rows of a step, and sampling of tokens behind accepted drafts.
 
 Each draft is computed as a row of one token, of the sequence as if the drafts before it were its output. All
 rows of a step write their keys and values before any attends, so each row sees those before it. A draft costs
 as much as a row of a larger batch, by the same calls, replays and kernels. If the result of a row does not
-depend on the other rows, draws behind drafts are those of single steps, to the last bit.
+depend on the other rows, tokens behind drafts are those of single steps, to the last bit.
 
-Draws are made position by position, behind accepted drafts only. So penalties, the seed's position and the
-grammar state are those of the output so far, and nothing has to be undone.
+Tokens are sampled position by position, behind accepted drafts only. So penalties, the seed's position and
+the grammar state are those of the output so far, and nothing has to be undone.
 """
 
 from collections import abc
@@ -23,12 +23,14 @@ from baton.sampling.sampler import sample
 
 @dataclass(slots=True, eq=False)
 class SpeculatedSequence(Sequence):
-    """A sequence as if some of a row's drafts were its output, for one step."""
+    """Copy of a sequence for one step, with some of a row's drafts appended to its output."""
 
 
 def with_drafts(row: Row, drafts: int) -> SpeculatedSequence:
-    """Return the row's sequence with its first `drafts` drafts. It shares the sampler state and the grammar
-    state."""
+    """Return a copy of the row's sequence whose output includes the row's first `drafts` draft tokens.
+
+    It shares the sampler state and the grammar state with the original.
+    """
     sequence = row.sequence
     supposed = SpeculatedSequence(sequence.request, [*sequence.output, *row.drafts[:drafts]])
     supposed.sampler_state, supposed.fold = seen_tokens(sequence), sequence.fold
@@ -36,9 +38,9 @@ def with_drafts(row: Row, drafts: int) -> SpeculatedSequence:
 
 
 def split_drafts(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
-    """Return each row without its drafts, followed by one row for each draft.
+    """Return the rows of a step with each draft as a row of its own, behind the row that it belongs to.
 
-    The wanted positions of these rows in their order are those of `rows`.
+    Taken in order, the positions of these rows whose logits are wanted are those of `rows`.
     """
     if not any(row.drafts for row in rows):
         return rows
@@ -52,10 +54,9 @@ def split_drafts(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
 
 
 def sample_rows(logits: torch.Tensor, rows: abc.Sequence[Row]) -> list[list[DrawResult]]:
-    """Return the draws of `rows`, all of which sample: at each row's stop, and behind each draft that is
-    accepted.
+    """Return the results of sampling for each of `rows`: at the row's stop, and behind each accepted draft.
 
-    `logits`: [draws, vocabulary], row by row.
+    All of `rows` sample. `logits`: [draws, vocabulary], row by row.
     """
     drawn: list[list[DrawResult]] = [[] for _ in rows]
     firsts = [0, *accumulate(1 + len(row.drafts) for row in rows)]

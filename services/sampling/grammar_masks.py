@@ -1,7 +1,7 @@
-"""Masks of the tokens that a grammar allows.
+"""Masks that exclude the tokens which a request's grammar does not allow.
 
-They apply before anything else that changes scores. So drawn tokens and their log-probabilities are those of
-the allowed tokens. Masks are made on the CPU and applied on the device of the logits.
+They apply before anything else that changes scores. So log-probabilities are relative to the allowed tokens.
+Masks are made on the CPU and applied on the device of the logits.
 """
 
 from collections import abc
@@ -17,12 +17,18 @@ BITS: Final = 8
 BIASES: Final = torch.tensor(
     [[0.0 if byte >> bit & 1 else float("-inf") for bit in range(BITS)] for byte in range(1 << BITS)]
 )
-"""[256, 8]: what a byte of a mask adds to the scores of its eight tokens. It is added so that NaN stays
-NaN."""
+"""Table [256, 8] of biases, 0 or -inf: for each byte of a mask, those of its eight tokens.
+
+They are added to the scores, so that NaN stays NaN.
+"""
 
 
 def grammar_masks(sequences: abc.Sequence[Sequence]) -> list[bytes | GrammarLost]:
-    """Return the mask of each of `sequences`, which have grammars: one bit a token, the lowest first."""
+    """Return a mask of allowed tokens for each of `sequences`, all of which have grammars.
+
+    A mask has one bit per token id, the lowest first. It is a GrammarLost if the output cannot follow the
+    grammar.
+    """
     return [_allowed(each) for each in sequences]
 
 
@@ -39,10 +45,9 @@ GrammarMasks = abc.Sequence[bytes | GrammarLost]
 
 
 def apply_masks(scores: torch.Tensor, rows: abc.Sequence[int], masks: GrammarMasks) -> torch.Tensor:
-    """Return `scores` [rows, vocabulary], float32, with -inf for tokens that the `masks` of `rows` do not
-    allow.
+    """Return `scores` with -inf for the tokens that the masks of `rows` do not allow.
 
-    A row whose mask is a GrammarLost stays unchanged.
+    `scores`: [rows, vocabulary], float32. A row whose mask is a GrammarLost stays unchanged.
     """
     found = [(row, mask) for row, mask in zip(rows, masks, strict=True) if not isinstance(mask, GrammarLost)]
     if not found:

@@ -1,7 +1,7 @@
-"""Changes to the scores of a request before a token is chosen.
+"""Penalties and biases that change a request's scores before a token is sampled.
 
-In this order: repetition penalty, presence and frequency penalties, the caller's biases, and last the tokens
-that are not allowed yet, so that no bias brings them back.
+They apply in this order: repetition penalty, presence and frequency penalties, the client's logit biases.
+Last come tokens that may not end the answer yet (`min_tokens`), so that no bias brings them back.
 """
 
 from dataclasses import dataclass, field
@@ -13,17 +13,18 @@ from baton.engine_interface import Sequence
 
 @dataclass(slots=True, eq=False)
 class SeenTokens:
-    """The distinct tokens of a sequence, up to a position. Kept as the sequence's sampler state."""
+    """The distinct tokens of a sequence up to a position, for the repetition penalty. It is the sampler
+    state."""
 
     stop: int = 0
-    """Position up to which tokens are included."""
+    """Position up to which the sequence's tokens are included."""
     ids: set[int] = field(default_factory=set)
     on_device: torch.Tensor | None = None
-    """The same ids, on the device of the scores."""
+    """The same token ids as a tensor on the device of the scores."""
 
 
 def seen_tokens(sequence: Sequence) -> SeenTokens:
-    """Return the sequence's `SeenTokens`, the same object at every call."""
+    """Return the distinct tokens that a sequence has seen. Every call returns the same object."""
     state = sequence.sampler_state
     if not isinstance(state, SeenTokens):
         state = sequence.sampler_state = SeenTokens()
@@ -31,7 +32,7 @@ def seen_tokens(sequence: Sequence) -> SeenTokens:
 
 
 def changes_scores(sequence: Sequence) -> bool:
-    """Return whether `adjust` would change anything."""
+    """Return whether the request has penalties, biases or a minimum length that change its scores now."""
     sampling = sequence.request.sampling
     return _delays_end(sequence) or (
         sampling.repetition_penalty != 1.0
@@ -42,9 +43,10 @@ def changes_scores(sequence: Sequence) -> bool:
 
 
 def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
-    """Change one request's `scores` [vocabulary], float32, in place.
+    """Apply penalties, biases and the minimum length to one request's `scores` [vocabulary], float32, in
+    place.
 
-    Ids outside the vocabulary cannot be drawn, and are ignored.
+    Ids outside the vocabulary cannot be sampled, and are ignored.
     """
     request = sequence.request
     sampling = request.sampling
@@ -66,13 +68,14 @@ def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
 
 
 def _delays_end(sequence: Sequence) -> bool:
-    """Return whether the answer may not end yet. With a grammar the grammar decides that."""
+    """Return whether the answer may not end yet, because of `min_tokens`. With a grammar the grammar decides
+    that."""
     request = sequence.request
     return len(sequence.output) < request.min_tokens and request.grammar is None
 
 
 def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
-    """Return the distinct tokens of the sequence. Looks only at tokens that are new since the last call."""
+    """Return a tensor of the distinct tokens of the sequence. Only tokens since the last call are added."""
     seen = seen_tokens(sequence)
     new = set(sequence.tokens(seen.stop, sequence.length)) - seen.ids
     seen.ids |= new

@@ -1,8 +1,8 @@
-"""Log-probabilities of prompt tokens.
+"""Computation of log-probabilities of prompt tokens.
 
-The logits at a position score the next token. They are the model's own: options that change draws do not
-change them. The positions that a step scores are bounded, so that their logits take bounded memory. They are
-read some rows at a time.
+The logits at a position score the next token. They are the model's own: sampling options do not change them.
+The number of positions that a step scores is bounded, so that their logits take bounded memory. They are read
+some rows at a time.
 """
 
 from collections import abc
@@ -13,22 +13,24 @@ import torch
 from baton.sampling.sampler import likeliest_ids
 
 LOGITS_BYTES: Final = 64 * 2**20
-"""Most bytes of a step's scored logits, in float32."""
+"""Most bytes of logits, in float32, that one step uses to score prompt tokens."""
 SCORING_BYTES: Final = 2 * LOGITS_BYTES
-"""Most bytes of a device that scoring takes, with the logits in the model's own format."""
+"""Most bytes of device memory that scoring takes in a step, with the logits in the model's own format."""
 POSITIONS_MIN: Final = 16
 ROWS_AT_ONCE: Final = 32
 
 
 def scored_positions_max(vocabulary: int) -> int:
-    """Return how many positions a step may score, over all its rows."""
+    """Return the most prompt positions that a step may score over all its rows, given the vocabulary's
+    size."""
     return max(LOGITS_BYTES // (4 * vocabulary), POSITIONS_MIN)
 
 
 def score(logits: torch.Tensor, ids: abc.Sequence[int], top: int) -> list[float]:
-    """Return the scores of `ids` as numbers, one token after the other.
+    """Return the log-probabilities of the tokens `ids`, as a flat list of numbers.
 
-    `logits`: [N, vocabulary]. `top`: number of likeliest tokens to list.
+    `logits`: [N, vocabulary], at the positions before these tokens. `top`: number of likeliest tokens to list
+    at each position.
     For each token: its log-probability, its rank (how many tokens are at least as likely), and `top` pairs of
     id and log-probability. NaN if the logits are not finite.
     """

@@ -1,9 +1,9 @@
-"""Proposals for the next tokens of sequences: forced by a grammar, or drafted by a smaller model.
+"""Draft tokens for the next step of a sequence: forced by its grammar, or drafted by a smaller model.
 
 A grammar sometimes allows one token only, for example inside the property names of a schema. That token is
-drawn whatever the logits are, so it is proposed as forced. Elsewhere a draft model may guess. Both are known
-on the rank that draws, which has the grammar states and the draft model. The engine sends proposals to the
-other ranks with the step, so that all ranks draft the same tokens (`drafts-agreed`).
+sampled whatever the logits are, so it is proposed as forced. Elsewhere a draft model may guess. Both are
+known on the rank that samples, which has the grammar states and the draft model. The engine sends the
+proposals to the other ranks, so that all ranks have the same drafts (`drafts-agreed`).
 """
 
 from collections import abc
@@ -15,32 +15,32 @@ from baton.sampling.draft_model import DraftModel, DraftRequest, DraftTimes
 
 
 class ProposalRequest(NamedTuple):
-    """A sequence that wants a proposal after a step."""
+    """Request for the next draft tokens of a sequence, after a step that sampled tokens for it."""
 
     sequence: Sequence
     proposal: Proposal
     output: list[int]
-    """All output tokens, those of the step included. Empty if the answer ended or nothing was drawn."""
+    """All output token ids, including those of the step. Empty if the answer ended or nothing was sampled."""
 
 
 class ProposedTokens(NamedTuple):
-    """The proposal for one sequence."""
+    """The draft tokens that are proposed for one sequence."""
 
     tokens: list[int]
-    """At most PROPOSED_MAX token ids."""
+    """At most PROPOSED_MAX draft token ids."""
     forced: int
-    """Number of leading tokens that the grammar forces."""
+    """Number of leading draft tokens that the grammar forces."""
 
 
 class Proposer:
-    """Makes proposals on the rank that draws."""
+    """Makes the draft tokens of each step, on the rank that samples."""
 
     def __init__(self, model: DraftModel | None = None) -> None:
-        """`model`: drafts where no grammar forces a token."""
+        """Store the draft `model`, which drafts where no grammar forces a token. None if there is none."""
         self._model = model
 
     def propose(self, wanted: abc.Sequence[ProposalRequest]) -> tuple[list[ProposedTokens], DraftTimes]:
-        """Return a proposal for each request, and the time that the draft model took."""
+        """Return draft tokens for each request, and the time that the draft model took."""
         forced = [_forced(each) for each in wanted]
         drafted, times = self._drafted(wanted, forced)
         return [
@@ -51,7 +51,10 @@ class Proposer:
     def _drafted(
         self, wanted: abc.Sequence[ProposalRequest], forced: abc.Sequence[list[int]]
     ) -> tuple[abc.Sequence[list[int]], DraftTimes]:
-        """Draft for the sequences without a forced token."""
+        """Return the draft model's tokens for each request, and the time it took.
+
+        `forced`: tokens that grammars force, by request. A request with forced tokens gets no others.
+        """
         if self._model is None or not any(each.proposal.wanted for each in wanted):
             return [[]] * len(wanted), DraftTimes()
         return self._model.propose(
@@ -65,7 +68,8 @@ class Proposer:
 
 
 def proposal_requests(rows: abc.Sequence[Row], taken: abc.Sequence[RowResult]) -> list[ProposalRequest]:
-    """Return the sequences of `rows` that want a proposal. `taken`: result of each row in this step."""
+    """Return the requests for draft tokens of the sequences in `rows`. `taken`: result of each row in this
+    step."""
     return [
         ProposalRequest(row.sequence, row.sequence.proposal, output_after(row.sequence, tokens))
         for row, tokens in zip(rows, taken, strict=True)
@@ -74,7 +78,10 @@ def proposal_requests(rows: abc.Sequence[Row], taken: abc.Sequence[RowResult]) -
 
 
 def output_after(sequence: Sequence, taken: RowResult) -> list[int]:
-    """Return the sequence's output with the tokens just drawn. Empty if nothing was drawn or it ended."""
+    """Return the sequence's output with the tokens just sampled, `taken`.
+
+    Returns an empty list if nothing was sampled or the answer ended.
+    """
     if not isinstance(taken, tuple) or not taken:
         return []
     output = [*sequence.output]

@@ -1,14 +1,14 @@
-"""Draws of the next token from logits.
+"""Sampling of the next token from logits, reproducible by the request's seed.
 
-A draw is a race. Every token has a waiting time that depends on the seed, the output position and its id
-alone. The likelier a token is, the shorter is its wait. The token with the shortest wait is drawn, whatever
-else is in the batch. Logits that differ by a rounding, as in another attempt, change the draw only if two
-tokens tie within that rounding. An inverted cumulative distribution would not do: each share shifts the
-borders of all tokens behind it. In float32 one draw of 140 at temperature 1 differed when a chunk was
-computed instead of single tokens.
+Sampling is a race (the Gumbel-max trick). Every token has a waiting time that depends on the seed, the output
+position and its id alone. The likelier a token is, the shorter is its wait. The token with the shortest wait
+is chosen, whatever else is in the batch. Logits that differ by a rounding, as in another attempt, change the
+choice only if two tokens tie within that rounding. An inverted cumulative distribution would not do: each
+share shifts the borders of all tokens behind it. In float32 one token of 140 at temperature 1 differed when a
+chunk was computed instead of single tokens.
 
 Of equally likely tokens the lower id comes first, wherever tokens are ordered. So `top_k` 1 and a vanishing
-`top_p` are greedy, and a later attempt draws the same on another device (`fresh-attempt`).
+`top_p` are greedy, and a later attempt samples the same on another device (`fresh-attempt`).
 """
 
 import math
@@ -25,19 +25,25 @@ from baton.sampling.penalties import adjust, changes_scores
 from baton.sampling.random_numbers import numbers
 
 PART_MIN, PART_MAX = 16, 512
-"""Bounds of the size of parts in which the likeliest token is searched. A power of two, to divide the
-vocabulary."""
+"""Least and greatest size, in tokens, of the parts in which a CPU searches the likeliest token.
+
+PART_MAX is a power of two, so that parts divide the vocabulary.
+"""
 NUCLEUS_FIRST_LOOK: Final = 256
-"""Number of likeliest tokens that are sorted before all are, if only `top_p` cuts."""
+"""Number of likeliest tokens that are sorted first for `top_p`. All tokens are sorted only if these fall
+short."""
 
 RACES: Final = 8
-"""Rows that are drawn together, few enough to stay in a core's cache."""
+"""Number of rows whose tokens are chosen together, few enough to stay in a core's cache."""
 UNITS: Final = 2**52
-"""Number of units of a total probability of 1. Sums of units are exact in double precision."""
+"""Number of whole units that stand for a probability of 1. Sums of units are exact in double precision."""
 
 
 def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[DrawResult]:
-    """Draw one token for each of `sequences` from `logits` [sequences, vocabulary]."""
+    """Sample one token for each of `sequences` from `logits` [sequences, vocabulary].
+
+    An entry is LogitsNotFinite or GrammarUnsatisfied if no token can be sampled.
+    """
     if not sequences:
         return []
     constrained = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
@@ -75,7 +81,8 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Draw
 
 
 def _likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's largest score, and its first place. NaN counts as the largest."""
+    """Return the largest score of each row, and the lowest token id that has it. NaN counts as the
+    largest."""
     rows, vocabulary = scores.shape
     width = math.gcd(vocabulary, PART_MAX)
     if width < PART_MIN or scores.device.type != "cpu":
@@ -89,7 +96,10 @@ def _likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tensor:
-    """Return one id for each row of `scores` [rows, vocabulary]: temperature, top_k, top_p, then min_p."""
+    """Return a token id sampled from each row of `scores` [rows, vocabulary].
+
+    Applies temperature, top_k, top_p, then min_p.
+    """
     samplings = [sequence.request.sampling for sequence in sequences]
     vocabulary = scores.shape[1]
     column = scores.new_tensor([[each.temperature, each.min_p] for each in samplings])
@@ -109,8 +119,9 @@ def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tens
 
 
 def _race(scores: torch.Tensor, places: abc.Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Return the winner of each row.
+    """Return for each row the token id with the shortest random waiting time.
 
+    `scores`: [rows, vocabulary], with temperature applied. `places`: pairs of seed and output position.
     An exponential waiting time has the rate e**score. Its logarithm is compared, so that no weight is too
     small.
     """
@@ -119,8 +130,10 @@ def _race(scores: torch.Tensor, places: abc.Sequence[tuple[int, int]]) -> torch.
 
 
 def _units(shares: torch.Tensor, of_one: int) -> torch.Tensor:
-    """Return shares in whole units, `of_one` for a share of 1. Their sums are the same in any order on any
-    device."""
+    """Return probabilities as whole numbers of units, `of_one` for a probability of 1.
+
+    Their sums are the same in any order on any device.
+    """
     return shares.double().mul_(of_one).floor_()
 
 
@@ -129,8 +142,8 @@ def _cut(
 ) -> torch.Tensor:
     """Return `scores` with -inf for tokens that `top_k` or `top_p` exclude.
 
-    The largest score is 0. Of each row's `top_k` likeliest tokens, the fewest stay that together reach
-    `top_p`.
+    The largest score of each row is 0. Of the row's `top_k` likeliest tokens, the fewest stay that together
+    reach `top_p`.
     """
     vocabulary = scores.shape[1]
     most = torch.tensor([[each] for each in top_k], device=scores.device)
@@ -160,8 +173,10 @@ def _cut(
 def _sums(
     largest: torch.Tensor, most: torch.Tensor, temperature: torch.Tensor, of_one: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cumulative units of each row's likeliest tokens, and the units of each. Those beyond `most`
-    have none."""
+    """Return the cumulative units of probability of each row's likeliest tokens, and the units of each token.
+
+    Tokens beyond the row's `most` have none.
+    """
     shares = _units(torch.exp(largest / temperature), of_one)
     shares.masked_fill_(torch.arange(largest.shape[1], device=largest.device) >= most, 0.0)
     return shares.cumsum(dim=-1), shares
@@ -170,7 +185,7 @@ def _sums(
 def _first(
     scores: torch.Tensor, largest: torch.Tensor, counts: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
-    """Return a mask of each row's `counts` [rows, 1] largest scores. Of equal scores the lower ids come
+    """Return a mask of the `counts` [rows, 1] largest scores in each row. Of equal scores the lower ids come
     first.
 
     `largest`: each row's largest scores in descending order, as many as any row's count if that is less than
@@ -190,7 +205,10 @@ def _first(
 def _with_logprobs(
     raw: torch.Tensor, ids: list[int], rows: list[int], sequences: abc.Sequence[Sequence]
 ) -> abc.Iterator[Token]:
-    """Yield the chosen tokens of `rows` with their log-probabilities. `raw`: logits before penalties."""
+    """Yield the sampled tokens of `rows` with their log-probabilities and those of the likeliest tokens.
+
+    `raw`: logits before penalties. `ids`: sampled token ids of all rows.
+    """
     logprobs = torch.log_softmax(raw, dim=-1)
     counts = [sequences[row].request.sampling.top_logprobs or 0 for row in rows]
     own = logprobs.gather(1, torch.tensor([[ids[row]] for row in rows], device=raw.device)).tolist()
@@ -204,8 +222,10 @@ def _with_logprobs(
 
 
 def likeliest_ids(raw: torch.Tensor, count: int) -> torch.Tensor:
-    """Return [rows, count]: the ids of each row's likeliest tokens in descending order. Arbitrary for a row
-    with NaN."""
+    """Return the ids [rows, count] of each row's likeliest tokens, in descending order of their scores.
+
+    Arbitrary for a row with NaN.
+    """
     if count == 0:
         return torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
     if count == 1:
@@ -222,14 +242,20 @@ def likeliest_ids(raw: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _from_above(raw: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return each row's ascending `places` in the order of their scores, of equal scores the lower id
-    first."""
+    """Return each row's token ids in descending order of their scores. Of equal scores the lower id comes
+    first.
+
+    `places`: the ids in ascending order.
+    """
     order = raw.gather(1, places).argsort(dim=-1, descending=True, stable=True)
     return places.gather(1, order)
 
 
 def _likeliest_of_equals(raw: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of the `count` largest scores in ascending order, of equal scores the lower ids."""
+    """Return the ids of the `count` largest scores of each row in ascending order.
+
+    Of equal scores the lower ids are taken.
+    """
     largest = raw.topk(count).values
     if bool(largest.isnan().any()):
         raw = raw.masked_fill(raw.isnan(), float("-inf"))
