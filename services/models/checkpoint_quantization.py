@@ -1,6 +1,6 @@
-"""Quantization of a released checkpoint, as its configuration describes it.
+"""Quantization of a released checkpoint, as its configuration file describes it.
 
-It does not need the tensor library, so that an unknown method is refused before anything is started.
+The module does not need the tensor library, so that an unknown method is refused before anything is started.
 """
 
 import re
@@ -15,7 +15,7 @@ from baton.models.model_requirements import Json
 
 KEYS: Final = ("quantization_config", "compression_config")
 EXPORTED: Final = "hf_quant_config.json"
-"""File in which ModelOpt describes it, if the configuration does not."""
+"""Name of the file in which ModelOpt describes the quantization, if the model's configuration does not."""
 FP8: Final = "fp8"
 MODELOPT: Final = "modelopt"
 COMPRESSED: Final = "compressed-tensors"
@@ -23,14 +23,14 @@ GPTQ: Final = "gptq"
 AWQ: Final = "awq"
 MXFP4: Final = "mxfp4"
 PATTERN: Final = "re:"
-"""Prefix of a pattern of module names in compressed-tensors."""
+"""Prefix that marks a pattern of module names in a compressed-tensors configuration."""
 KIND: Final = "Linear"
-"""Kind of all modules that can be quantized."""
+"""Target in a compressed-tensors configuration that names all modules that can be quantized."""
 PLAIN_FORMATS: Final = ("float-quantized", "naive-quantized", "int-quantized")
-"""Formats of compressed-tensors in which each number has one tensor element."""
+"""Formats of compressed-tensors in which each weight is one tensor element of its own."""
 PACKED_FORMATS: Final = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 BITS: Final = (2, 4, 8)
-"""Numbers of bits of which a word holds a whole number."""
+"""Supported bits per weight in GPTQ: those of which a 32-bit word holds a whole number."""
 HELP: Final = "take the release in bfloat16, or one in FP8, MXFP4, GPTQ, AWQ or compressed-tensors"
 
 
@@ -40,14 +40,14 @@ class UnspecifiedQuantization(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
-    """Quantization of a checkpoint, from its configuration."""
+    """Quantization method and parameters of a checkpoint, as its configuration file states them."""
 
     method: str
     words: Json = field(default_factory=dict, repr=False)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Parts of it that are not supported, in a few words each."""
+        """Descriptions of the parts of this quantization that are not supported. Empty if all are."""
         known = METHODS.get(self.method)
         if known is None:
             return (f"weights quantised by {self.method} ({HELP})",)
@@ -55,14 +55,15 @@ class CheckpointQuantization:
 
     @property
     def of_the_cache(self) -> bool:
-        """Whether keys and values are to be quantized as well."""
+        """Whether the checkpoint wants keys and values in the KV cache to be quantized as well."""
         stated = (self.words.get("kv_cache_scheme"), self.words.get("kv_cache_quant_algo"))
         return any(stated)
 
     def group_of(self, module: str) -> Json:
-        """Return how compressed-tensors stores the weights of `module`. Raises Untold.
+        """Return the parameters by which compressed-tensors stores the weights of `module`.
 
-        As there, the module's name wins over a pattern, and a pattern over a kind of modules.
+        As there, the module's name wins over a pattern, and a pattern over a kind of modules. Raises
+        UnspecifiedQuantization.
         """
         groups = _groups_of(self.words)
         if len(groups) < 2:
@@ -76,7 +77,11 @@ class CheckpointQuantization:
         return found[0]
 
     def block_of(self, module: str) -> tuple[int, int] | None:
-        """Return the rows and columns of weights that share a scale, if they do. Raises Untold."""
+        """Return (rows, columns) of the blocks of `module`'s weights that share a scale, or None if there are
+        none.
+
+        Raises UnspecifiedQuantization.
+        """
         group = self.group_of(module)
         stated = group.get("block_structure") or self.words.get("weight_block_size")
         if isinstance(stated, list) and len(stated) == 2 and all(isinstance(each, int) for each in stated):
@@ -86,7 +91,10 @@ class CheckpointQuantization:
 
 
 def read_quantization(directory: Path) -> CheckpointQuantization | None:
-    """Return the quantization of the checkpoint in `directory`, or None. Raises ModelUnreadable."""
+    """Return the quantization of the checkpoint in `directory`, or None if it is not quantized.
+
+    Raises ModelUnreadable.
+    """
     config = json_object(directory / CONFIG_FILE, required=True)
     text = config.get("text_config")
     sections = (config, text if isinstance(text, dict) else {})
@@ -103,7 +111,8 @@ def read_quantization(directory: Path) -> CheckpointQuantization | None:
 
 
 def _groups_of(words: Json) -> list[Json]:
-    """Return how compressed-tensors stores each group of modules, and which modules those are."""
+    """Return the groups of modules in a compressed-tensors configuration: their parameters and target
+    modules."""
     groups = words.get("config_groups")
     if not isinstance(groups, dict):
         return []
@@ -117,7 +126,8 @@ def _groups_of(words: Json) -> list[Json]:
 
 
 def _matches(target: str, module: str) -> bool:
-    """Return whether a pattern matches a module. Raises Untold."""
+    """Return whether `target` is a pattern that matches the name of a module. Raises
+    UnspecifiedQuantization."""
     if not target.startswith(PATTERN):
         return False
     try:
@@ -167,4 +177,4 @@ METHODS: Final[Mapping[str, Callable[[Json], list[str]]]] = {
     AWQ: _awq_misses,
     MXFP4: lambda _: [],
 }
-"""Unsupported parts of each known method, as functions of its configuration."""
+"""Functions that list the unsupported parts of a checkpoint's configuration, by quantization method."""

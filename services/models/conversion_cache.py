@@ -1,4 +1,4 @@
-"""Cache of converted models: a model is converted only once, however many processes need it.
+"""Cache of converted models: a GGUF file is converted only once, however many processes need it.
 
     $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT/         the whole result, or absent.
     $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT.lock     locked by the process that converts.
@@ -29,23 +29,26 @@ from baton.runtime.errors import StartupError
 
 CONVERTER: Final = "baton.engine.gguf.convert"
 CONVERSION_FORMAT: Final = b"6"
-"""Part of the fingerprint. Change it when the converter's output changes."""
+"""Version of the converter's output, a part of each fingerprint. Change it when the output changes."""
 CONVERSION_DEADLINE_S: Final = 1800.0
 LOCK_POLL_S: Final = 0.2
 LAST_WORDS_BYTES: Final = 4096
 
 
 class ConversionFailed(StartupError):
-    """The model's file could not be converted. The text is the converter's last line."""
+    """The model's file could not be converted, or not in time. The text gives the converter's last line or
+    the time."""
 
 
 def convert_once(
     source: Path, name: str, report: Callable[[str], None], deadline_s: float = CONVERSION_DEADLINE_S
 ) -> Path:
-    """Return the directory made from the file `source`. Convert it now if no process has before.
+    """Return the directory with the converted model of the file `source`. Convert it if no process has
+    before.
 
-    `deadline_s`: longest wait for another process's conversion, and for its own, seconds. Raises StartupError
-    when it passes, or when the conversion fails.
+    `name`: readable part of the directory's name. `report`: called with lines about the progress.
+    `deadline_s`: longest wait for another process's conversion, and for its own, in seconds. Raises
+    StartupError when it passes, or when the conversion fails.
     """
     with reading(source):
         fingerprint = hashlib.sha256(CONVERSION_FORMAT + sampled_digest(source)).hexdigest()[:16]
@@ -70,7 +73,7 @@ def convert_once(
 
 
 def cache_root() -> Path:
-    """Return the folder of all cached files: under $XDG_CACHE_HOME, else ~/.cache.
+    """Return Baton's folder for cached files: under $XDG_CACHE_HOME, else under ~/.cache.
 
     Raises StartupError if neither is known.
     """
@@ -138,7 +141,7 @@ def _convert(
 
 
 def _last_words(errors: IO[bytes]) -> str:
-    """Return the converter's last line on stderr."""
+    """Return the last line that the converter wrote to stderr."""
     errors.seek(max(0, errors.seek(0, 2) - LAST_WORDS_BYTES))
     lines = errors.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1].strip() if lines else ""

@@ -1,7 +1,7 @@
-"""Model types that the model library knows, read from its source without importing it.
+"""Model types that the transformers library supports, read from its source without importing it.
 
-Its import takes seconds and loads the tensor library. If the library's source looks different, a set is
-empty, and no model is refused by it.
+An import takes seconds and loads the tensor library. If the library's source looks different than expected, a
+set of types is empty, and no model is refused by it.
 """
 
 import ast
@@ -28,7 +28,7 @@ GGUF_TABLES: Final = (
 
 
 def library_version() -> str:
-    """Return the installed version of the model library, or an empty text."""
+    """Return the installed version of the transformers library, or an empty text."""
     try:
         return version(LIBRARY)
     except PackageNotFoundError:
@@ -37,24 +37,27 @@ def library_version() -> str:
 
 @cache
 def known_types() -> frozenset[str]:
-    """Return the types that have a configuration."""
+    """Return the model types for which the transformers library has a configuration."""
     return _keys(CONFIGURATIONS)
 
 
 @cache
 def drawing_types() -> frozenset[str]:
-    """Return the types that have a definition for text generation."""
+    """Return the model types for which the transformers library has a definition that generates text."""
     return _keys(DRAWING)
 
 
 @cache
 def gguf_types() -> frozenset[str]:
-    """Return the types whose GGUF files the library reads."""
+    """Return the model types whose GGUF files the transformers library reads."""
     return _keys(GGUF_TABLES) - {"general", "tokenizer"}
 
 
 def _keys(tables: tuple[tuple[str, str], ...]) -> frozenset[str]:
-    """Return the keys of all `tables`, each the name of a mapping in a file of the library."""
+    """Return the keys of some mappings in the library's source, or an empty set if any of them is not found.
+
+    `tables`: pairs of a file in the library and the name of a mapping there.
+    """
     spec = importlib.util.find_spec(LIBRARY)
     folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
     found = [set(_table(folder / file, name)) for file, name in tables] if folder is not None else [set()]
@@ -72,7 +75,7 @@ def _table(file: Path, name: str) -> Iterator[str]:
 
 
 def _written(node: ast.stmt) -> str:
-    """Return the name that a statement assigns to or extends."""
+    """Return the name of the variable that a statement assigns to or extends, or an empty text."""
     target: ast.AST = node
     if isinstance(node, ast.Assign):
         target = node.targets[0]
@@ -82,7 +85,7 @@ def _written(node: ast.stmt) -> str:
 
 
 def _first_words(node: ast.AST) -> Iterator[str]:
-    """Return the strings in a statement that are keys of a dictionary, or the first of a pair."""
+    """Yield the strings in a statement that are keys of a dictionary, or the first of a pair."""
     for each in ast.walk(node):
         firsts: list[ast.expr | None] = list(each.keys) if isinstance(each, ast.Dict) else []
         if isinstance(each, ast.Tuple) and len(each.elts) == 2:

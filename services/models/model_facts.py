@@ -1,4 +1,4 @@
-"""Facts about a model from its files, without loading it."""
+"""Facts about a model from its files, such as its context length, without loading it."""
 
 import hashlib
 import json
@@ -31,18 +31,24 @@ CONTEXT_KEYS: Final = (
     "max_sequence_length",
     "seq_length",
 )
-"""Keys of the context length, in the order of preference. Cohere's models have the first two."""
+"""Keys under which a model's configuration may state its context length, in the order of preference.
+
+Cohere's models have the first two.
+"""
 SCALED: Final = ("linear", "yarn")
-"""Scalings of rotary embeddings whose factor extends the stated context length."""
+"""Names of RoPE scalings whose factor extends the context length that the configuration states."""
 ORIGINAL: Final = "original_max_position_embeddings"
 LONGROPE: Final = ("longrope", "su")
-"""Scalings with one list of factors for sequences up to the original positions, and one for longer ones."""
+"""Names of the RoPE scaling that has two lists of factors.
+
+One is for sequences up to the original positions, the other for longer ones.
+"""
 WAY_OUT: Final = "; docs/models.md lists what is served, and other engines (vLLM, SGLang) serve more"
-"""End of a refusal, which names the alternatives."""
+"""End of the message that refuses a model, which names alternatives."""
 
 
 class ModelNotFound(StartupError, ValueError):
-    """`--model` names nothing that can be served. The text says what is missing."""
+    """The setting `--model` names nothing that can be served. The text says what is missing."""
 
 
 class ModelUnreadable(StartupError, ValueError):
@@ -50,14 +56,14 @@ class ModelUnreadable(StartupError, ValueError):
 
 
 class ContextTooLong(StartupError, ValueError):
-    """`--context-length` is more than the model has positions for. The text has both numbers."""
+    """The setting `--context-length` exceeds the positions of the model. The text has both numbers."""
 
 
 class UnsupportedModel(StartupError):
-    """The model needs something that is not computed here. The text names the model and what it needs."""
+    """The model needs a feature that is not implemented. The text names the model and the feature."""
 
     needs: tuple[str, ...] = ()
-    """All missing features, in words."""
+    """Descriptions of all features that the model needs and that are not implemented."""
 
     @classmethod
     def needing(cls, name: str, model_type: object, needs: Sequence[str]) -> "UnsupportedModel":
@@ -72,17 +78,17 @@ class ModelFacts:
     """Facts that a service needs about a model, before it loads it or without loading it."""
 
     name: str
-    """Name of the model for clients."""
+    """Name of the model that clients use in requests."""
     architecture: str
-    """Class that its configuration names."""
+    """Name of the model's class, as its configuration states it, for example LlamaForCausalLM."""
     context_length: int
     """Most tokens of one sequence, prompt and output together."""
     vocab_size: int
     """Number of token ids. All ids are below it."""
     eos_token_ids: tuple[int, ...]
-    """End-of-sequence ids, ascending. None for a model that never ends by itself."""
+    """End-of-sequence token ids in ascending order. Empty for a model that never ends by itself."""
     fingerprint: str
-    """Hash of configuration and weights, whatever the path, in 32 hexadecimal digits."""
+    """Hash of configuration and weights in 32 hexadecimal digits. It does not depend on the model's path."""
 
 
 def read_model(
@@ -93,8 +99,8 @@ def read_model(
     `name`: name for clients, by default the directory's own. `dummy`: weights are not read and may be
     missing. `context_length`: value of `--context-length` in tokens, 0 for the configuration's.
 
-    Raises ModelNotFound, ModelUnreadable, ContextTooLong, and UnsupportedModel for a model that may not have
-    a context's length.
+    Raises ModelNotFound, ModelUnreadable or ContextTooLong. Raises UnsupportedModel for a model with features
+    that are not implemented.
     """
     with reading(directory):
         return _read_model(directory, name, dummy=dummy, context_length=context_length)
@@ -102,7 +108,7 @@ def read_model(
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Context in which an OSError becomes a ModelUnreadable that names the file and the reason."""
+    """Turn an OSError in the context into a ModelUnreadable that names the file and the reason."""
     try:
         yield
     except OSError as error:
@@ -132,10 +138,10 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
 
 
 def _words_of_text(config: Json) -> Json:
-    """Return the part of `config` about its language model.
+    """Return the part of the configuration `config` about its language model.
 
-    If that omits the model's size, as Gemma 3's files do, the model library's defaults of the type are added.
-    The library is imported for that alone.
+    If that omits the model's size, as Gemma 3's files do, the transformers library's defaults for the type
+    are added. The library is imported for that alone.
     """
     words = text_words(config)
     if "vocab_size" in words and not words.keys().isdisjoint(CONTEXT_KEYS):
@@ -151,7 +157,10 @@ def _words_of_text(config: Json) -> Json:
 
 
 def own_name(directory: Path) -> str:
-    """Return the model's name in `directory`: a noted name, or the repository whose snapshot it is."""
+    """Return the model's own name: from `baton.json` in `directory`, or the repository whose snapshot it is.
+
+    Otherwise it is the directory's name.
+    """
     noted = json_object(directory / "baton.json").get("name")
     if isinstance(noted, str) and noted:
         return noted
@@ -163,10 +172,10 @@ def own_name(directory: Path) -> str:
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """Return the safetensors files with the weights, by name. There may be none.
+    """Return the safetensors files with the model's weights, sorted by name. There may be none.
 
-    Of several sets it is the one that the model library loads: the one that the configuration names, else the
-    single file. Raises ModelNotFound if the configuration or the index names a missing file.
+    Of several sets it is the one that the transformers library loads: the one that the configuration names,
+    else the single file. Raises ModelNotFound if the configuration or the index names a missing file.
     """
     stated = json_object(directory / CONFIG_FILE).get("transformers_weights")
     present = [name for name in (SINGLE_FILE, INDEX_FILE) if (directory / name).is_file()]
@@ -188,7 +197,10 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
 
 
 def _there(directory: Path, by: str, name: str) -> Path:
-    """Return the path of the file `name`, which `by` refers to. Raises ModelNotFound."""
+    """Return the path of the file `name` in `directory`. Raises ModelNotFound if it does not exist.
+
+    `by`: file that refers to it.
+    """
     file = directory / name
     if not file.is_file():
         raise ModelNotFound(f"--model {directory}: {by} names {name}, which is not there")
@@ -198,7 +210,7 @@ def _there(directory: Path, by: str, name: str) -> Path:
 def sampled_digest(path: Path) -> bytes:
     """Return a hash of a large file's size, beginning, end and evenly spaced samples.
 
-    It is fast, and differs for other weights of the same shapes.
+    It is fast, and in practice differs for other weights of the same shapes.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -219,8 +231,11 @@ def _fingerprint(files: Sequence[Path], config: Json) -> str:
 
 
 def stored_types(directory: Path) -> dict[str, str]:
-    """Return the number type of each tensor in `weight_files`, in safetensors' words. Raises
-    ModelUnreadable."""
+    """Return the number format of each tensor in the model's weight files, by tensor name, as safetensors
+    spells it.
+
+    Raises ModelUnreadable.
+    """
     tables = [json.loads(_header(path)) for path in weight_files(directory)]
     return {
         name: str(each.get("dtype"))
@@ -231,7 +246,7 @@ def stored_types(directory: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> bytes:
-    """Return a safetensors file's table of names, types, shapes and offsets.
+    """Return a safetensors file's header: the JSON table of names, types, shapes and offsets.
 
     Raises ModelUnreadable if there is none, or the file ends before the last offset.
     """
@@ -256,7 +271,7 @@ def _header(path: Path) -> bytes:
 def _eos_token_ids(directory: Path, configs: Sequence[Json], vocab_size: int) -> tuple[int, ...]:
     """Return the end-of-sequence ids of the generation settings, the configurations and the tokenizer.
 
-    Ids that the model never draws are left out. Raises UnsupportedModel for more than a request can carry.
+    Ids outside the vocabulary are left out. Raises UnsupportedModel for more than a request can carry.
     """
     ids: set[int] = set()
     for stated in (json_object(directory / GENERATION_FILE), *configs):
@@ -293,10 +308,10 @@ def _is_length(value: object) -> TypeGuard[int]:
 
 
 def _context_length(directory: Path, name: str, config: Json, given: int) -> int:
-    """Return the given context length, or else what the model can hold.
+    """Return the context length in tokens: the `given` one, or else the model's own.
 
-    For longrope that is the original positions, as in vLLM. Its long factors would serve short sequences
-    worse.
+    With longrope the latter is the original positions, as in vLLM. Its long factors would serve short
+    sequences worse. Raises ContextTooLong if the given one exceeds what the model can hold.
     """
     if given and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
         return given  # a definition that cannot hold it is refused when it is loaded
@@ -311,7 +326,7 @@ def _context_length(directory: Path, name: str, config: Json, given: int) -> int
 
 
 def _most_positions(directory: Path, config: Json) -> int:
-    """Return the most positions, after scaling of the rotary embeddings, as vLLM derives them.
+    """Return the most positions of the model after RoPE scaling, as vLLM derives them.
 
     Linear scaling multiplies the stated positions, and YaRN the original ones. Every other scaling, and Gemma
     3's, is included in the stated positions.
@@ -330,7 +345,8 @@ def _most_positions(directory: Path, config: Json) -> int:
 
 
 def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
-    """Return how rotary embeddings are scaled, for all layers or by layer type, with the scaling's name."""
+    """Yield the RoPE scalings of all layers or of each layer type: pairs of parameters and the scaling's
+    name."""
     stated = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(stated, dict):
         for kind in (stated, *(value for value in stated.values() if isinstance(value, dict))):
@@ -338,9 +354,10 @@ def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
 
 
 def _original(config: Json, kind: Json, stated: int) -> int:
-    """Return the positions before YaRN scales them.
+    """Return the number of positions before RoPE scaling.
 
-    The first key counts, as in the model library, which takes the stated positions if there is none.
+    It is read from `config`, then `kind`, the scaling's parameters. If neither states it, it is the number of
+    stated positions, as in the transformers library.
     """
     named = (config.get(ORIGINAL), kind.get(ORIGINAL))
     return next((each for each in named if isinstance(each, int) and each > 0), stated)
@@ -351,7 +368,10 @@ def _is_factor(value: object) -> TypeGuard[float]:
 
 
 def json_object(path: Path, required: bool = False) -> Json:
-    """Return the JSON object in `path`. It is empty for a missing file that is not required."""
+    """Return the JSON object in the file `path`. It is empty if the file is missing and not required.
+
+    Raises ModelNotFound for a missing required file, ModelUnreadable for a damaged one.
+    """
     if not required and not path.is_file():
         return {}
     try:

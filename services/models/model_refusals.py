@@ -1,7 +1,7 @@
-"""Refusals of models by their files alone, before anything is started or converted.
+"""Refusal of models that cannot be served by their files alone, before anything is started or converted.
 
-Neither the tensor library nor the model library is imported. What only a loaded definition shows is refused
-when it is loaded.
+Neither the tensor library nor the transformers library is imported. A model whose definition shows a missing
+feature only when it is loaded is refused then.
 """
 
 import struct
@@ -27,10 +27,10 @@ MERGE: Final = (
     "merge it into its base model (PEFT's merge_and_unload, then save_pretrained) and serve the result"
 )
 EMBEDDING: Final = "modules.json"
-"""File that sentence-transformers writes beside an embedding model."""
+"""Name of the file that sentence-transformers writes next to an embedding model."""
 POOLING: Final = "Pooling"
 TOKENIZERS: Final = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
-"""Patterns of files that tokenizers consist of."""
+"""Glob patterns of the files of which a tokenizer may consist."""
 OTHER_WEIGHTS: Final = (
     ("*.gguf", "a GGUF file is given by itself: --model {file}"),
     ("consolidated*", "weights in their vendor's own form: take the release that transformers loads"),
@@ -40,12 +40,15 @@ OTHER_WEIGHTS: Final = (
     ("*.onnx", "weights of another library: take the release that transformers loads"),
     ("*.h5", "weights of another library: take the release that transformers loads"),
 )
-"""Patterns of weights in formats that are not read, with the advice for each, in the order of preference."""
+"""Glob patterns of weight files that cannot be read, with advice for each. The first that matches is used."""
 
 
 def refuse_by_files(directory: Path, name: str) -> None:
-    """Raise UnsupportedModel, with all that is missing, if the files in `directory`, of the model `name`, are
-    not served. Raises ModelUnreadable."""
+    """Raise UnsupportedModel if the files in `directory` show features that are not implemented.
+
+    The text lists them all. `name`: name of the model, for the text. Raises ModelUnreadable for damaged
+    files.
+    """
     refuse_adapter(directory)
     config = json_object(directory / CONFIG_FILE, required=True)
     how = read_quantization(directory)
@@ -55,7 +58,8 @@ def refuse_by_files(directory: Path, name: str) -> None:
 
 
 def refuse_adapter(directory: Path) -> None:
-    """Raise UnsupportedModel if `directory` holds an adapter, by itself or beside its base model."""
+    """Raise UnsupportedModel if `directory` holds an adapter such as LoRA, by itself or next to its base
+    model."""
     found = next((file for file in ADAPTERS if (directory / file).is_file()), None)
     if found is None:
         return
@@ -72,7 +76,7 @@ def refuse_adapter(directory: Path) -> None:
 
 
 def refuse_without_tokenizer(directory: Path) -> None:
-    """Raise ModelNotFound for a directory without any file of a tokenizer."""
+    """Raise ModelNotFound if `directory` has no file of a tokenizer."""
     if not any(next(directory.glob(pattern), None) for pattern in TOKENIZERS):
         raise ModelNotFound(
             f"--model {directory}: the directory has no tokenizer (tokenizer.json): copy the tokenizer's "
@@ -81,7 +85,10 @@ def refuse_without_tokenizer(directory: Path) -> None:
 
 
 def refuse_without_weights(directory: Path) -> None:
-    """Raise ModelNotFound for a directory without safetensors weights. The text names what it has instead."""
+    """Raise ModelNotFound for a directory without safetensors weights.
+
+    The text names weights in another format, if the directory has some.
+    """
     index = f"{SINGLE_FILE} or an index of several"
     for pattern, remedy in OTHER_WEIGHTS:
         file = next(iter(sorted(directory.glob(pattern))), None)
@@ -127,19 +134,22 @@ TYPES: Final[Mapping[str, str]] = {
     "command-r": "cohere",
     "gpt-oss": "gpt_oss",
 }
-"""Model types of the library, by the architectures that GGUF files name otherwise."""
+"""Model types of the transformers library, by the GGUF architecture, where the two names differ."""
 UNREAD: Final = frozenset({"gpt-oss", "deci"})
-"""Architectures that the library lists, but whose files it cannot read."""
+"""GGUF architectures that the transformers library lists, but whose files it cannot read."""
 SCALARS: Final[Mapping[int, int]] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value, by the number of its type in GGUF."""
+"""Bytes of a scalar value in a GGUF file, by the number of its type there."""
 STRING, ARRAY = 8, 9
 KEYS_MAX: Final = 64
-"""Most fields that are read. The ones that identify a file are among the first."""
+"""Most header fields that are read from a GGUF file. The ones that identify it are among the first."""
 STRING_BYTES_MAX: Final = 2**20
 
 
 def refuse_gguf(file: Path) -> None:
-    """Raise UnsupportedModel if the GGUF `file` holds no model, or one of another architecture."""
+    """Raise UnsupportedModel if the GGUF `file` holds no model, or one that cannot be served.
+
+    Raises ModelUnreadable if it is damaged.
+    """
     with reading(file):
         fields = first_fields(file)
     architecture, kind = fields.get(ARCHITECTURE, ""), fields.get(KIND, "model")
@@ -163,8 +173,9 @@ def refuse_gguf(file: Path) -> None:
 
 
 def first_fields(file: Path) -> dict[str, str]:
-    """Return the texts among a GGUF file's first fields, by key, up to the first list. Raises
-    ModelUnreadable.
+    """Return the text values among a GGUF file's first header fields, by key, up to the first list.
+
+    Raises ModelUnreadable if the header is damaged.
     """
     found: dict[str, str] = {}
     with file.open("rb") as stream:

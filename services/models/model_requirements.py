@@ -1,8 +1,8 @@
-"""Features that a model needs and the engine lacks, as its configuration states them.
+"""Features that a model needs and that are not implemented, as its configuration file shows them.
 
-Only the words of its file are read, without the model library, so that a model is refused before anything is
-started. `baton.engine.loading.capability_probes` reads the library's configuration, which adds what a file
-leaves out.
+Only the file's keys and values are read, without the transformers library, so that a model is refused before
+anything is started. `baton.engine.loading.capability_probes` reads the library's configuration, which adds
+what a file leaves out.
 """
 
 import re
@@ -14,9 +14,9 @@ from baton.models.library_types import LIBRARY, drawing_types, known_types, libr
 Json = dict[str, Any]
 
 ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
-"""Model types that equal another one in their definition and configuration."""
+"""Model types by other names for them, which have the same definition and configuration."""
 RECURRENT: Final = ("state_size", "ssm_cfg", "attention_hidden_size", "chunkwise_kernel", "lru_width")
-"""Words in configurations of state-space and recurrent models (Mamba, RWKV, xLSTM, Griffin).
+"""Configuration keys that only state-space and recurrent models have (Mamba, RWKV, xLSTM, Griffin).
 
 Their layers keep a state in place of keys and values.
 """
@@ -30,7 +30,7 @@ SHARED: Final = "keys and values shared between layers"
 DRAWS: Final = "a definition that draws text, which the transformers library does not have"
 ONE_TEXT: Final = "one language model, where its configuration has several"
 SEEING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Types of layers whose attention span is known."""
+"""Layer types with attention of a supported kind: full, sliding-window or chunked."""
 OTHER_LAYERS: Final[Mapping[str, str]] = {
     "linear_attention": "linear-attention or state-space (Mamba) layers",
     "hybrid": "layers of attention and of state space (Mamba)",
@@ -38,7 +38,7 @@ OTHER_LAYERS: Final[Mapping[str, str]] = {
 }
 ORDER: Final = (STATES, DIFFERING, ENCODER, LATENT, LATER, BLOCKS, SHARED, DRAWS)
 STATE_LAYERS: Final = dict.fromkeys(("mamba", "mamba2", "recurrent"), "linear_attention")
-"""Other names of layer types."""
+"""Layer types that are treated as another type, by their name in a configuration."""
 LINEAR: Final = OTHER_LAYERS["linear_attention"]
 
 CONVOLUTIONS: Final = OTHER_LAYERS["conv"]
@@ -58,7 +58,8 @@ ASKED_BY: Final[Mapping[str, Callable[[Json], bool]]] = {
     SHARED: lambda words: bool(words.get("num_kv_shared_layers")),
     CONVOLUTIONS: lambda words: _fewer(words.get("full_attn_idxs"), words.get("num_hidden_layers")),
 }
-"""Tests of a configuration, or of its text part, by the feature that they detect."""
+"""Tests of a configuration, or of its text part, by the description of the missing feature that they
+detect."""
 
 LAYERS: Final = ("layer_types", "layers_block_type")
 BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
@@ -110,30 +111,35 @@ BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
         ),
     ),
 )
-"""Words and model types by feature. If a file has one of the words it decides, else the type does."""
+"""Missing features, each with configuration keys and the model types that have it by default.
+
+If a configuration has one of the keys, that key decides, else the model type does.
+"""
 
 DRAWS_TEXT: Final = re.compile(r"ForCausalLM|LMHead|ForConditionalGeneration|ForImageTextToText|Generation$")
 OTHER_HEAD: Final = re.compile(
     r"For\w*Classification$|ForQuestionAnswering$|ForMultipleChoice$|ForMaskedLM$|ForNextSentencePrediction$"
     r"|Reward|ForEmbedding|ForTextEncoding|ForScoring|ForRanking|Reranker|CrossEncoder"
 )
-"""Pattern of classes whose head scores or embeds a text, and draws no tokens."""
+"""Pattern of class names of models whose head scores or embeds a text instead of generating tokens."""
 
 
 def text_words(config: Json) -> Json:
-    """Return the part of a configuration about its language model."""
+    """Return the part of a model's configuration about its language model, or all of it if it has no
+    parts."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
 def canonical(config: Json) -> Json:
-    """Return the configuration with the type's name in the model library."""
+    """Return the configuration with the model type that the transformers library knows in place of an
+    alias."""
     kind = config.get("model_type")
     return {**config, "model_type": ALIASES[kind]} if isinstance(kind, str) and kind in ALIASES else config
 
 
 def needs_of(config: Json) -> list[str]:
-    """Return the missing features of a configuration's model, in a few words each."""
+    """Return descriptions of the features that a configuration's model needs and that are not implemented."""
     parts = (canonical(config), canonical(text_words(config)))
     types = {str(each.get("model_type")) for each in parts}
     found = [need for need, asks in ASKED_BY.items() if any(asks(words) for words in parts)]
@@ -149,7 +155,7 @@ def needs_of(config: Json) -> list[str]:
 
 
 def in_order(needs: Sequence[str]) -> list[str]:
-    """Return each feature once: those of `ORDER`, then the others."""
+    """Return each missing feature once: first those of `ORDER`, then the others."""
     place = {need: index for index, need in enumerate(ORDER)}
     return sorted(dict.fromkeys(needs), key=lambda need: place.get(need, len(ORDER)))
 

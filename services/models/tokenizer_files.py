@@ -1,4 +1,4 @@
-"""Tokenizer of a model directory, loaded by the model library."""
+"""Loading of a model directory's tokenizer by the transformers library."""
 
 import logging
 from pathlib import Path
@@ -8,11 +8,11 @@ from baton.runtime.errors import StartupError, describe_error
 
 
 class TokenizerUnusable(StartupError):
-    """The model directory has no tokenizer that can be used here. The text names the problem."""
+    """The model directory has no tokenizer that can be used. The text names the problem."""
 
 
 def reference_tokenizer(model_dir: Path) -> Any:
-    """Return the transformers tokenizer of a safetensors model directory, with a `tokenizers` backend.
+    """Return the tokenizer of a model directory, loaded by transformers, with a `tokenizers` backend.
 
     Raises TokenizerUnusable.
     """
@@ -35,7 +35,8 @@ def reference_tokenizer(model_dir: Path) -> Any:
 
 
 def _why(model_dir: Path, error: Exception) -> str:
-    """Return why there is no tokenizer, by the file rather than in the library's words."""
+    """Return the reason why a tokenizer cannot be loaded, which names the file rather than the library's
+    error."""
     file = model_dir / "tokenizer.json"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: it cannot be read: {error.strerror}"
