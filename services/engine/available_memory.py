@@ -1,4 +1,4 @@
-"""Memory that can still be allocated on a device."""
+"""Measurement of the memory that can still be allocated on a device."""
 
 import time
 from collections.abc import Iterator
@@ -17,23 +17,23 @@ log = Log(__name__)
 MEMINFO: Final = Path("/proc/meminfo")
 CGROUP: Final = Path("/sys/fs/cgroup")
 RECLAIMABLE: Final = frozenset({"inactive_file", "active_file", "slab_reclaimable"})
-"""Kinds of memory in a control group's memory.stat that the kernel frees on demand."""
+"""Entries of a control group's memory.stat for memory that the kernel frees on demand."""
 PATIENCE_S: Final = 15.0
-"""Longest wait for memory that a process which has just ended may be freeing."""
+"""Longest wait in seconds for memory that a process which has just ended may still be freeing."""
 LOOK_S: Final = 0.5
-"""Interval of checks while waiting."""
+"""Interval in seconds between checks while waiting for memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Memory that can still be allocated."""
+    """Memory of one device or control group that can still be allocated."""
 
     size: int
-    """Bytes."""
+    """Bytes that can still be allocated."""
     total: int
-    """Bytes, used ones included."""
+    """Bytes of the memory in total, used ones included."""
     where: str
-    """Location of the memory, for messages."""
+    """Location of the memory for messages, such as "on this machine"."""
 
     def __str__(self) -> str:
         return f"{self.size} are available {self.where}"
@@ -59,10 +59,10 @@ def memory_shortage(device: torch.device, needed: int) -> Available | None:
 
 @contextmanager
 def memory_errors_as_startup_errors(what: str) -> Iterator[None]:
-    """Raise StartupError with one line of text if the work in the context exhausts the device's memory.
+    """Turn exhaustion of the device's memory in the context into a StartupError with one line of text.
 
-    `what`: name of that work, for the message. GPU memory cannot be reserved: another process may have taken
-    it since it was checked.
+    `what`: subject of that line, such as the model. GPU memory cannot be reserved: another process may have
+    taken it since it was checked.
     """
     try:
         yield
@@ -74,7 +74,7 @@ def memory_errors_as_startup_errors(what: str) -> Iterator[None]:
 
 
 def available(device: torch.device) -> Available | None:
-    """Return the available memory of `device`. None if the system does not report it."""
+    """Return the memory of `device` that can still be allocated, or None if the system does not report it."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return Available(int(free), int(total), "there")
@@ -97,8 +97,8 @@ def _machine(meminfo: Path) -> Available | None:
 def _group(cgroup: Path) -> Available | None:
     """Return the memory that the limit of the control group `cgroup` leaves, or None without a limit.
 
-    File pages and kernel caches count as available, those in use (`active_file`) too: they are freed on
-    demand.
+    File pages and kernel caches count as available, even those in use (`active_file`), since they are freed
+    on demand.
     """
     try:
         limit = (cgroup / "memory.max").read_text("ascii").strip()

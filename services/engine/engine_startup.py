@@ -1,4 +1,4 @@
-"""Start of a worker's engine: meeting other ranks, loading the model, and a first step."""
+"""Start of a worker's engine: connecting the ranks, loading the model, and a first step."""
 
 from functools import partial
 
@@ -29,8 +29,8 @@ log = Log(__name__)
 
 
 def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
-    """Start the engine of the rank that `settings` name, together with the engines of the worker's other
-    ranks. Blocks.
+    """Start the engine of the rank that `settings` name, at the same time as the worker's other ranks.
+    Blocks.
 
     Raises what `start_engine` raises, and GroupLost if another rank does not start.
     """
@@ -45,10 +45,10 @@ def start_engine(
     rank: int = 0,
     rank_group: Collectives | None = None,
 ) -> TorchEngine:
-    """Find, prepare and load the model, or the part of it that `rank` computes, allocate its KV cache, and
-    run a first step.
+    """Load the model of `settings`, or the part of it that `rank` computes, and run a first step.
 
-    With several ranks, all members of `rank_group` call it at the same time. Blocks for seconds.
+    The model's files are found and converted first, if necessary. Its KV cache is allocated. With several
+    ranks, all members of `rank_group` call this at the same time. Blocks for seconds.
     Raises StartupError for a missing or unsupported model, a number of ranks that does not divide it, or too
     little memory. Raises RankGroupBroken if another rank does not start.
     """
@@ -102,7 +102,7 @@ def start_engine(
 def start_draft_model(
     engine: TorchEngine, drafts: FoundModel, files: DraftModelFiles, settings: WorkerSettings, threads: int
 ) -> None:
-    """Load the draft model, quantized as the model is, and let it propose tokens to `engine`.
+    """Load the draft model, quantized as the model is, and let it draft tokens for `engine`.
 
     Call it on the rank that samples tokens. Blocks for seconds. Raises StartupError for an unsupported model
     or too little memory.
@@ -127,7 +127,7 @@ def start_draft_model(
 
 
 def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, TorchEngine]:
-    """Start the engines of a process that serves both sides: prefill's and decode's.
+    """Start the engines of a process that serves both prefill and decode, and return them in this order.
 
     Weights are loaded once. Each engine has the number of pages that `settings` give its side. Blocks. Raises
     StartupError as `start_engine` does.

@@ -1,8 +1,8 @@
-"""Options of a layer's attention: how far back its tokens see, soft caps, and sinks.
+"""Attention options of a layer: how far back its tokens attend, soft caps, and sinks.
 
-Some layers see a window of the last tokens, or the current chunk of the sequence only. Some cap their scores,
-or let each head attend to nothing as well (a sink). `find_span` derives a span from the mask function that
-the model's definition makes, at positions far behind any small forward pass.
+Some layers attend to a window of the last tokens, or to the current chunk of the sequence only. Some cap
+their scores, or let each head attend to nothing as well (a sink). `find_span` derives the span from the mask
+function in the model's definition, at positions beyond the length of any small forward pass.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,23 +13,26 @@ import torch
 
 Position = TypeVar("Position", int, torch.Tensor)
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
-"""(batch, head, query position, key position) -> whether that key is visible. All arguments are tensors."""
+"""Function (batch, head, query position, key position) that returns whether the query may attend to the key.
+
+All arguments are tensors.
+"""
 
 ATTENTION_NAME: Final = "baton_paged"
-"""Name under which the model library finds our attention function."""
+"""Name under which our attention function is registered with the transformers library."""
 MASK: Final = "attention_mask"
-"""Name of the mask among the options of an attention call."""
+"""Name of the mask among the keyword arguments of an attention call."""
 COLUMNS_MAX: Final = 2**18
-"""Most key positions that are evaluated at once, and on each side of a border."""
+"""Most key positions for which a mask is evaluated at once, and on each side of a border."""
 
 
 class UnknownSpan(Exception):
-    """A mask is neither causal, nor a window, nor a chunk."""
+    """A layer's mask is of none of the supported kinds: causal, sliding window or chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Shape of a model's attention, the same in each of its layers."""
+    """Sizes of a model's attention, the same in each of its layers."""
 
     layers: int
     query_heads: int
@@ -39,55 +42,60 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """Part of the context that a token sees, for a layer that does not see all of it."""
+    """The part of the preceding context to which a token attends, in a layer that does not attend to all of
+    it."""
 
     tokens: int
-    """Size of the window, the token itself included, or of a chunk."""
+    """Number of tokens in the sliding window, the current token included, or in a chunk."""
     in_chunks: bool = False
-    """The sequence is cut into chunks, and a token sees its own chunk only."""
+    """Whether the sequence is cut into chunks and a token attends to its own chunk only, instead of a
+    window."""
 
     def first(self, position: Position) -> Position:
-        """Return the first position visible from `position`. Negative while a window is not full yet."""
+        """Return the first key position that is visible from `position`. Negative while a window is not full
+        yet."""
         if self.in_chunks:
             return position - position % self.tokens
         return position - (self.tokens - 1)
 
     def binds(self, length: int) -> bool:
-        """Return whether the span hides the first token from some later token, in a sequence of `length`
-        tokens."""
+        """Return whether the span has any effect in a sequence of `length` tokens."""
         return length > self.tokens
 
     def hidden(self, positions: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-        """Return a boolean mask [positions, end - begin]: true for keys in [begin, end) that the span hides
-        from a position."""
+        """Return a boolean mask [positions, end - begin] of the keys in [begin, end) that the span hides.
+
+        A key is true if it lies before the first one that its query position may attend to.
+        """
         return torch.arange(begin, end, device=positions.device) < self.first(positions)[:, None]
 
     def narrowed(self, most: int) -> "AttentionSpan":
-        """Return the span with at most `most` tokens, so that a check needs only short sequences."""
+        """Return a shorter span of at most `most` tokens, so that a check needs only short sequences."""
         return AttentionSpan(min(self.tokens, most), self.in_chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Attention options of one layer."""
+    """Attention options of one layer: scaling, span, soft cap and sinks."""
 
     scaling: float
-    """Factor of the scores."""
+    """Factor of the attention scores."""
     span: AttentionSpan | None = None
-    """None if tokens see everything before them."""
+    """Part of the context to which tokens attend, or None if they attend to all earlier tokens."""
     softcap: float | None = None
-    """Scaled scores s become softcap * tanh(s / softcap)."""
+    """Bound of the scaled scores, or None: a score s becomes softcap * tanh(s / softcap)."""
     sinks: torch.Tensor | None = None
-    """[query heads]: the score of attending to nothing, beside the scores of tokens."""
+    """Scores [query heads] of attending to nothing, in addition to the scores of tokens. None without
+    sinks."""
 
     @property
     def is_plain(self) -> bool:
-        """True if scores go to the softmax unchanged."""
+        """Whether the scaled scores go to the softmax unchanged, without soft cap and sinks."""
         return self.softcap is None and self.sinks is None
 
 
 def attention_options(query: torch.Tensor, options: Mapping[str, Any]) -> LayerAttention:
-    """Return the options in the arguments of the definition's attention call, without the span.
+    """Return a layer's attention options, read from the arguments of an attention call. The span is not set.
 
     `query`: [1, query heads, T, head_dim]. `options`: keyword arguments of the call.
     """
@@ -97,10 +105,9 @@ def attention_options(query: torch.Tensor, options: Mapping[str, Any]) -> LayerA
 
 
 def find_span(function: MaskFunction, length: int) -> AttentionSpan | None:
-    """Return the span that the mask function `function` gives in sequences of up to `length` tokens. None if
-    it is plainly causal.
+    """Return the attention span of a mask function, for sequences of up to `length` tokens.
 
-    Raises UnknownSpan.
+    None if the mask is plainly causal. Raises UnknownSpan if it is of another kind.
     """
     last = length - 1
     edge = _first_visible(function, last)
@@ -116,8 +123,10 @@ def find_span(function: MaskFunction, length: int) -> AttentionSpan | None:
 
 
 def _positions_to_check(guess: AttentionSpan | None, length: int) -> Iterable[int]:
-    """Yield query positions at which a span other than `guess` would show: around the first borders, and at
-    the end."""
+    """Return query positions at which a mask that differs from the span `guess` would show it.
+
+    These lie around the first borders of windows or chunks, and at the end.
+    """
     borders = () if guess is None else (guess.tokens, 2 * guess.tokens, 3 * guess.tokens // 2)
     near = {0, 1, length // 2, length - 2, length - 1}
     near.update(border + step for border in borders for step in (-1, 0, 1))
@@ -125,7 +134,8 @@ def _positions_to_check(guess: AttentionSpan | None, length: int) -> Iterable[in
 
 
 def _first_visible(function: MaskFunction, position: int) -> int:
-    """Return the first key position that is visible from `position`. Raises UnknownSpan."""
+    """Return the first key position to which a query at `position` may attend. Raises UnknownSpan if there is
+    none."""
     for begin in range(0, position + 1, COLUMNS_MAX):
         visible = _mask_row(function, position, begin, min(begin + COLUMNS_MAX, position + 1))
         if bool(visible.any()):
@@ -134,8 +144,10 @@ def _first_visible(function: MaskFunction, position: int) -> int:
 
 
 def _agrees(function: MaskFunction, guess: AttentionSpan | None, position: int) -> bool:
-    """Return whether exactly the keys of `guess` are visible from `position`. Only keys around both ends are
-    checked."""
+    """Return whether the mask function lets `position` attend to exactly the keys of the span `guess`.
+
+    Only keys around both ends of the span are checked.
+    """
     first = 0 if guess is None else max(guess.first(position), 0)
     for border in (first, position):
         begin, end = max(border - COLUMNS_MAX, 0), min(border + COLUMNS_MAX, position + 3)

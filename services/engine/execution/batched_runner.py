@@ -1,4 +1,4 @@
-"""Runner that computes a step as one flat batch, call by call, on any device."""
+"""Runner that computes a step as one flat batch, operation by operation, on any device."""
 
 from collections import abc
 from collections.abc import Callable, Mapping
@@ -18,12 +18,14 @@ from baton.sampling.draft_rows import split_drafts
 BatchedModel: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention], torch.Tensor | None
 ]
-"""(tokens [1, T], positions [1, T], indices [N] of the tokens with wanted logits, attention) -> logits [N,
-vocabulary], or None on a rank without logits."""
+"""Function that computes the logits [N, vocabulary] of a batch of tokens, or None on a rank without logits.
+
+Takes (tokens [1, T], positions [1, T], indices [N] of the tokens whose logits are wanted, attention).
+"""
 
 
 class BatchedRunner(StatelessRunner):
-    """Computes all rows of a step together."""
+    """Runner that computes all rows of a step together as one batch, with calls of PyTorch."""
 
     def __init__(
         self,
@@ -32,8 +34,11 @@ class BatchedRunner(StatelessRunner):
         spans: Mapping[int, AttentionSpan],
         kernel: PagedKernel | None = None,
     ) -> None:
-        """`spans`: attention spans by layer id. Layers not in it see all earlier tokens. `kernel`: attends to
-        pages in place, if there is one."""
+        """Build a runner of `model` over the pages of `cache`.
+
+        `spans`: attention spans by layer id. Layers not in it attend to all earlier tokens. `kernel`: attends
+        to pages in place, if there is one.
+        """
         self.cache = cache
         self.kernel = kernel
         self._model = model
@@ -44,9 +49,10 @@ class BatchedRunner(StatelessRunner):
         return self.compute(make_plan(split_drafts(rows), self.cache, self._device, self.kernel))
 
     def compute(self, plan: AttentionMetadata) -> torch.Tensor | None:
-        """Return the logits [N, vocabulary] of the tokens in `plan.keep`. None on a rank without logits."""
+        """Return the logits [N, vocabulary] of the tokens in `plan.keep`, or None on a rank without
+        logits."""
         attention = PagedAttention(plan, self.cache, self._spans)
         return self._model(plan.tokens, plan.positions, plan.keep, attention)
 
     def record(self) -> None:
-        """Do nothing: calls are not recorded."""
+        """Do nothing, since this runner records no steps."""

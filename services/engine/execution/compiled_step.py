@@ -1,12 +1,12 @@
-"""Execution of a step in one compiled call, on a CPU.
+"""Execution of a step in one call of a compiled C function, on a CPU.
 
-`step.c` computes all layers in one call, over weights in blocks and the pages in place. In float32, weights
-that are all exact in bfloat16, as most published models are, are stored and read as such, with the same
-result. Separate library calls read weights at two thirds of the memory's speed, and keys and values at a
-third. They spend a quarter of a prompt's time between products. No library that we know fuses these or reads
-such pages. The result of a row does not depend on the other rows of its step.
+`step.c` computes all layers in one call, over weights in blocks and the pages in place. If float32 weights
+are all exact in bfloat16, as in most published models, they are stored as bfloat16, with the same result.
+Separate library calls read weights at two thirds of the memory's speed, and keys and values at a third. They
+spend a quarter of a prompt's time between products. No library that we know fuses these or reads such pages.
+The result of a row does not depend on the other rows of its step.
 
-It is used if `runner_selection` has seen it agree with the library's definition.
+It is used if `runner_selection` has found that it agrees with the transformers library's definition.
 """
 
 import ctypes
@@ -35,19 +35,24 @@ from baton.runtime.model_options import POSITIONS_MAX
 from baton.sampling.draft_rows import split_drafts
 
 STRIP: Final = 32
-"""Numbers that the compiled step processes at once."""
+"""Numbers that the compiled step processes at once. Hidden size and head size are multiples of it."""
 HEAD_STRIPS: Final = 8
-"""Most strips of STRIP numbers in an attention head."""
+"""Most strips of STRIP numbers that an attention head may have."""
 HALF: Final = 16
-"""Most gates that the kernel computes together. The feed-forward width is a multiple of it."""
+"""Most feed-forward gates that the compiled step computes together. The feed-forward width is a multiple of
+it."""
 SIDE: Final = 4
-"""The tokens of a page are a multiple of it."""
+"""Number of which the tokens of a page must be a multiple for the compiled step."""
 GROUP_MIN: Final = min(GROUPS)
 ROWS_A_LOOK: Final = 1024
-"""Rows of a weight that are checked at once, so that it is not copied as a whole."""
+"""Rows of a weight that are checked at once for exactness in bfloat16, so that it is not copied as a
+whole."""
 
 KernelFor: TypeAlias = abc.Callable[[torch.dtype, torch.dtype], Kernel]
-"""(dtype of keys and values, dtype of weights) -> compiled step. Raises KernelUnavailable."""
+"""Function (dtype of keys and values, dtype of weights) that returns a compiled step.
+
+Raises KernelUnavailable.
+"""
 
 _Pointer: Final = ctypes.c_void_p
 _Count: Final = ctypes.c_int64
@@ -59,7 +64,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class _Weight(ctypes.Structure):
-    """`struct weight` of step.c. The structures below mirror it likewise."""
+    """Mirror of `struct weight` in step.c. The structures below mirror those of step.c likewise."""
 
     _fields_ = [("blocks", _Pointer), *_fields(ctypes.c_int32, "bits group scale_bytes has_leasts")]
 
@@ -97,14 +102,16 @@ class _Step(ctypes.Structure):
 
 
 class UnsupportedShapes(Exception):
-    """The kernel does not support a model's sizes. The message names the first size."""
+    """The compiled step does not support a model's sizes. The message names the first such size."""
 
 
 def check(
     structure: ModelStructure, head_dim: int, page_tokens: int, spans: abc.Iterable[AttentionSpan] = ()
 ) -> torch.dtype:
-    """Return the dtype of the model's weights. Raises UnsupportedShapes if no compiled step computes it over
-    pages of `page_tokens` tokens."""
+    """Return the dtype of the model's weights, if a compiled step can compute the model.
+
+    `page_tokens`: tokens per page. `spans`: attention spans of its layers. Raises UnsupportedShapes if not.
+    """
     if any(span.in_chunks for span in spans):
         raise UnsupportedShapes("layers that look at chunks of a sequence")
     hidden, width = structure.embedding.shape[1], structure.layers[0].down.in_features
@@ -131,15 +138,14 @@ def check(
 
 
 def fits_bfloat16(linears: abc.Iterable[nn.Linear]) -> bool:
-    """Return whether all weights are exact in bfloat16, whatever their dtype."""
+    """Return whether all weights of `linears` are exact in bfloat16, whatever their dtype."""
     weights = (each.weight.data for each in linears if each.weight.dtype is not torch.bfloat16)
     parts = (part for each in weights for part in torch.split(each, ROWS_A_LOOK))
     return all(part.equal(part.bfloat16().to(part.dtype)) for part in parts)
 
 
 class CompiledModel:
-    """A model's weights in the layout of the compiled step. It takes them out of `structure`, which is empty
-    afterwards."""
+    """A model's weights in the memory layout of the compiled step."""
 
     def __init__(
         self,
@@ -148,20 +154,23 @@ class CompiledModel:
         kernel: Kernel,
         codes: abc.MutableMapping[nn.Linear, QuantizedWeight] | None = None,
     ) -> None:
-        """`structure`: its sizes have passed `check`. `codes`: quantized weights by layer, if the step
-        multiplies codes. Both are empty afterwards."""
+        """Move the weights out of `structure`, whose sizes have passed `check`.
+
+        `codes`: quantized weights by layer, if the step multiplies quantized weights. Both are empty
+        afterwards.
+        """
         self.numbers = structure.head.weight.dtype
-        """Dtype of keys and values."""
+        """Number format (dtype) of keys and values."""
         self.products = kernel.products
         self.weights = kernel.weights
         self._block = kernel.block
         self.rows = kernel.rows
         self.weight_bytes = 0
-        """Bytes of weights that a step reads."""
+        """Bytes of weights that each step reads."""
         first = structure.layers[0]
         self.heads, self.kv_heads, _ = (each.out_features // head_dim for each in first.projections)
         self.projected = sum(each.out_features for each in first.projections)
-        """Numbers of a token's queries, keys and values together."""
+        """Number of elements of a token's queries, keys and values together, in one layer."""
         self.hidden = structure.embedding.shape[1]
         self.width = first.down.in_features
         self.head_dim = head_dim
@@ -169,10 +178,10 @@ class CompiledModel:
         self.vocabulary = structure.head.out_features
         self.threads = torch.get_num_threads()
         self.kernel = kernel.step
-        """The compiled function."""
+        """The compiled C function that computes a step."""
         self._codes = codes
         self._pinned: list[torch.Tensor] = []
-        """Tensors that `_layers` and `_model` point to."""
+        """Tensors kept alive because `_layers` and `_model` contain their addresses."""
         self._memory = WeightMemory()
         self._layers = (_Layer * len(structure.layers))()
         for index, parts in enumerate(structure.layers):
@@ -214,8 +223,8 @@ class CompiledModel:
         )
 
     def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[_Weight, int | None]:
-        """Return the joined weight of `parts` in blocks of output rows, and the address of the joined bias,
-        if any.
+        """Return the joined weight of `parts` in blocks of output rows, and the address of their joined bias
+        or None.
 
         `paired`: take half of each block from each of two parts, the first part first.
         """
@@ -237,19 +246,22 @@ class CompiledModel:
         return None if norm is None else self._pin(norm.weight.float())
 
     def _pin(self, tensor: torch.Tensor) -> int:
-        """Copy `tensor`, keep the copy, and return its address. The original may be a view that keeps a whole
-        file mapped."""
+        """Copy `tensor`, keep the copy alive, and return its address.
+
+        The original may be a view that keeps a whole file mapped.
+        """
         self._pinned.append(self._memory.put(tensor))
         return self._pinned[-1].data_ptr()
 
 
 class CompiledExecution:
-    """A model that is computed by a compiled step."""
+    """Execution of a model by the compiled step on a CPU."""
 
     kind = ExecutionKind.COMPILED
 
     def __init__(self, model: CompiledModel, spans: abc.Mapping[int, AttentionSpan]) -> None:
-        """`spans`: attention spans by layer id, of layers that do not see all earlier tokens."""
+        """Store the model. `spans`: attention spans by layer id, for layers that do not attend to all earlier
+        tokens."""
         self.model = model
         self._spans = spans
 
@@ -262,17 +274,20 @@ class CompiledExecution:
         return self.runner_with(cache, self._spans)
 
     def runner_with(self, cache: PagedKvCache, spans: abc.Mapping[int, AttentionSpan]) -> "CompiledRunner":
-        """Return a runner that uses `spans` in the place of the model's own."""
+        """Return a runner that uses `spans` as attention spans in place of the model's own."""
         return CompiledRunner(self.model, cache, spans)
 
 
 class CompiledRunner(StatelessRunner):
-    """Computes steps over one cache, one step at a time."""
+    """Runner that computes steps over one KV cache by the compiled step, one step at a time."""
 
     def __init__(
         self, model: CompiledModel, cache: PagedKvCache, spans: abc.Mapping[int, AttentionSpan]
     ) -> None:
-        """`spans`: attention spans by layer id, of layers that do not see all earlier tokens."""
+        """Prepare to compute steps over `cache`.
+
+        `spans`: attention spans by layer id, for layers that do not attend to all earlier tokens.
+        """
         self._model = model
         self._cache = cache
         of_layers = (spans.get(layer) for layer in cache.group.layers)
@@ -289,17 +304,17 @@ class CompiledRunner(StatelessRunner):
             (model.width, model.products),
             (-(-longest // GROUP_MIN), torch.float32),
         )
-        """Columns and dtype of each intermediate result of a token."""
+        """Columns and dtype of each intermediate result, which has one row per token."""
 
     def record(self) -> None:
-        """Do nothing: a step is one call already."""
+        """Do nothing, since a step is a single call already."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
-        """Return logits as `Runner.logits` does, in float32."""
+        """Return the logits of a step as `Runner.logits` does, in float32."""
         return self.logits_at(split_drafts(rows))
 
     def logits_at(self, rows: abc.Sequence[Row], *, everywhere: bool = False, later: int = 0) -> torch.Tensor:
-        """Return [N, vocabulary] logits in float32 at the wanted positions of `rows`.
+        """Return logits [N, vocabulary] in float32 at the wanted positions of `rows`.
 
         `rows`: checked rows without draft tokens. `everywhere`: return the logits of all positions, row by
         row. `later`: number added to each position before queries and keys are rotated.
@@ -356,10 +371,9 @@ def _paired(weight: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _in_blocks(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """Return the weight [outs, depth] as [blocks, depth / pair, block, pair], the last block padded with
-    zeros.
+    """Return the weight [outs, depth] reordered to [blocks, depth / pair, block, pair].
 
-    A pair is as many neighbouring numbers as four bytes hold.
+    A pair is as many neighbouring numbers as four bytes hold. The last block is padded with zeros.
     """
     outs, depth = weight.shape
     pair = 4 // weight.itemsize
@@ -369,5 +383,5 @@ def _in_blocks(weight: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return the address of the data. The caller has to hold a reference to `tensor`."""
+    """Return the address of the tensor's data. The caller has to keep `tensor` alive."""
     return tensor.data_ptr()
