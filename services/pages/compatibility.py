@@ -1,8 +1,9 @@
-"""Check whether the ranks of one worker can hand over to those of another.
+"""Check whether the KV pages of one worker's ranks can be written into those of another worker's ranks.
 
-A difference that cannot be mapped is refused by its field. Properties of all pages are compared rank by
-rank and group by group. One page size has to be a multiple of the other, or the same if pages are encoded.
-Layers and heads are compared by what all ranks of a side hold together.
+A difference that cannot be mapped raises an error that names the field. Properties of all pages, such as the
+dtype, must be equal on every rank, group by group. One page size must be a multiple of the other. If pages
+have an engine-specific encoding, both sizes must be equal. Layers and KV heads are compared as the union over
+all ranks of a worker.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,14 @@ from baton.pages.layout import PLAIN, KvGroup, KvLayout
 from baton.topology import RANKS_MAX
 
 _IDS_SHOWN: Final = 8
-"""Most ids of layers or heads in the text of an error."""
+"""Most ids of layers or heads that the text of an error lists."""
 
 
 def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> None:
-    """Compare the layouts of both workers, in rank order. Raises LayoutMismatch by the field."""
+    """Check that the KV layouts of two workers fit together. Raises LayoutMismatch, which names the field.
+
+    `senders`, `receivers`: one layout for each rank of the worker, in rank order.
+    """
     if not all(1 <= len(each) <= RANKS_MAX for each in (senders, receivers)):
         counts = f"{len(senders)} of the sender", f"{len(receivers)} of the receiver"
         raise LayoutMismatch("ranks", *counts)
@@ -80,7 +84,7 @@ def _together(field: str, groups: Sequence[KvGroup]) -> set[int]:
 
 
 def _layer_heads(groups: Sequence[KvGroup]) -> set[tuple[int, int]]:
-    """Return the (layer, head) pairs of a layout."""
+    """Return the (layer id, KV head id) pairs that these groups hold together."""
     return {place for group in groups for place in group.places()}
 
 

@@ -1,10 +1,10 @@
-"""Errors of pages, slots and records."""
+"""Exceptions about KV pages, metadata slots and metadata records."""
 
 from collections.abc import Iterable
 
 
 def added(counts: Iterable[int]) -> str:
-    """Return numbers of pages by group as an error shows them."""
+    """Return page counts of several KV groups as text for an error message, such as "12 + 3"."""
     return " + ".join(map(str, counts))
 
 
@@ -13,24 +13,28 @@ class PagesError(Exception):
 
 
 class OutOfPages(PagesError):
-    """There are fewer free pages or slots than requested. Nothing was reserved. Callers check first."""
+    """Error: fewer pages or metadata slots are free than a caller requested. Nothing was reserved."""
 
 
 class IllegalPageMove(PagesError):
-    """A page or slot was to make a move that the table does not list, which is a bug."""
+    """Error: the present state of a page, slot or holding does not allow an operation. The caller has a
+    bug."""
 
 
 class LayoutMismatch(PagesError):
-    """Two layouts cannot be mapped onto each other. The text names the field (`schema-agreed`)."""
+    """Error: KV layouts of two workers cannot be mapped onto each other. The text names the differing field
+    (`schema-agreed`)."""
 
     def __init__(self, field: str, one: object, other: object) -> None:
-        """Make it. `one`, `other`: values of the field, with their owners."""
+        """Make the error. `field`: name of the differing field. `one`, `other`: its values, with their
+        owners."""
         super().__init__(f"{field} differs: {one}, {other}")
         self.field = field
 
 
 class DoesNotDivide(PagesError):
-    """A model cannot be split among so many ranks. The text names the dimension (`tensor_parallel`, …)."""
+    """Error: a model cannot be split among this number of ranks. The text names the dimension, such as
+    `tensor_parallel`."""
 
     def __init__(self, field: str, ranks: int, possible: str) -> None:
         super().__init__(f"{field} {ranks}: {possible}")
@@ -38,12 +42,14 @@ class DoesNotDivide(PagesError):
 
 
 class Truncated(PagesError):
-    """The page counts of source and target differ (`no-truncation`)."""
+    """Error: the page counts of the two sides of a transfer do not match, so that KV would be lost
+    (`no-truncation`)."""
 
 
 class RecordCorrupt(PagesError):
-    """The checksum or the content of a sealed record is wrong."""
+    """Error: a metadata slot was sealed by its owner, but the checksum or the content of its record is
+    wrong."""
 
 
 class RecordForeign(PagesError):
-    """A slot was sealed by another room or generation than its owner (`slot-owner`)."""
+    """Error: a metadata slot was sealed by another room or generation than its owner (`slot-owner`)."""

@@ -1,7 +1,7 @@
-"""Free pages as runs of adjacent pages, and the choice of which to reserve together.
+"""Allocator of free pages, which it stores as runs of adjacent pages.
 
-A room's pages are sent as one piece for each run of adjacent pages. So they come from one run if any is large
-enough. The smallest such run is used, which leaves the large ones for large rooms.
+A room's pages are sent as one piece for each run of adjacent pages. So they come from a single run if any is
+large enough. The smallest such run is used, which leaves large runs for large rooms.
 """
 
 from bisect import bisect_left, insort
@@ -12,23 +12,24 @@ from baton.ids import PageId
 
 
 class FreeRuns:
-    """Free pages as runs of adjacent pages. Equal sets of free pages give equal results, however they
-    arose."""
+    """Free pages of one pool, stored as runs of adjacent pages. Equal sets of free pages give equal results,
+    whatever calls led to them."""
 
     def __init__(self, pages: int) -> None:
-        """Make `pages` free pages, numbered from 0."""
+        """Make a pool of `pages` free pages, numbered from 0."""
         self._starts: list[int] = []
         self._stops: list[int] = []
         self._by_size: list[tuple[int, int]] = []
-        """Length and start of each run, ascending."""
+        """Length in pages and first page of each run, in ascending order."""
         if pages:
             self._put(0, 0, pages)
 
     def take(self, count: int) -> tuple[PageId, ...]:
-        """Reserve `count` free pages, in ascending order.
+        """Reserve `count` free pages. Return their numbers in ascending order.
 
-        The smallest run with enough pages is used, the lowest of several. If there is none, the largest run
-        is used whole, and the rest comes likewise. There must be enough pages.
+        The smallest run with enough pages is used, the lowest of several. If no run is large enough, the
+        largest one is used whole, and the rest is taken in the same way. The caller has checked that enough
+        pages are free.
         """
         taken: list[int] = []
         while count:
@@ -44,7 +45,7 @@ class FreeRuns:
         return cast(tuple[PageId, ...], tuple(sorted(taken)))
 
     def give(self, pages: Iterable[PageId]) -> None:
-        """Free `pages`, none of which is free."""
+        """Add `pages` to the free runs. None of them may be free already."""
         for start, stop in _runs(sorted(pages)):
             place = bisect_left(self._starts, start)
             if place < len(self._starts) and self._starts[place] == stop:
@@ -67,7 +68,8 @@ class FreeRuns:
 
 
 def _runs(pages: Sequence[PageId]) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each run of adjacent pages in ascending `pages`."""
+    """Yield the first page and the end (exclusive) of each run of adjacent pages. `pages`: in ascending
+    order."""
     start = stop = -1
     for page in pages:
         if page != stop:

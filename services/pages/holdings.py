@@ -1,10 +1,10 @@
 """Memory of each room on one rank: its pages by KV group, and its metadata slot.
 
-There is one record for each room, and one way out. A receiver's holding passes through `take`, `expose`,
-`commit` or `quarantine`, and `give_back`. A sender's holding, which no peer writes to, passes through
-`take` and `give_back`.
+Each room has one record, a `Holding`. On a receiver it passes through `take`, `expose`, then `commit` or
+`quarantine`, and at last `give_back`. On a sender, where no peer writes to it, it passes through `take` and
+`give_back`.
 
-Pages of a room in one KV group, in the order of its tokens. `|` separates the states of `Holding`:
+The pages of a room in one KV group, in the order of its tokens:
 
 ```
  |<-------------- pages (choice 0) ------------------------------------------>|
@@ -21,13 +21,15 @@ Pages of a room in one KV group, in the order of its tokens. `|` separates the s
                      behind the pages of the prompt that it reads
 ```
 
-* shared: known to the prefix tree, read only, pinned by the room. Neither exposed nor quarantined.
-* exposed: a peer may write to it until the seal or a proof (`exposure-on-page`).
-* growth: reserved page by page while tokens are drawn. No peer learns of it.
-* drafts: written to own pages beyond the output. Rejected drafts are overwritten before they are read.
+* shared: pages of the prefix cache, which the room only reads. They are never exposed or quarantined.
+* exposed: pages that a peer may write to until the seal, or until another proof that no write can land
+  (`exposure-on-page`).
+* growth: pages that are reserved one by one while output tokens are sampled. No peer learns of them.
+* drafts: KV of draft tokens, written to own pages beyond the output. KV of rejected drafts is overwritten
+  before it is read.
 
-With prefix caching, `keep` enters a room's whole blocks in the prefix tree for later rooms. A room shares
-pages only with rooms of its own salt (`same-root-only`).
+With prefix caching, `keep` adds a room's whole blocks to the prefix cache for later rooms. A room shares
+pages only with rooms of its own cache salt (`same-root-only`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,38 +56,42 @@ class Standing(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    """Pages and slot of one room. Pages are listed by KV group."""
+    """Memory of one room on this rank: its pages by KV group, and its metadata slot."""
 
     pages: PageTables
-    """In token order: page i of a group holds tokens [i * page_tokens, (i + 1) * page_tokens)."""
+    """Page table of each KV group, in token order. Page i of a group holds the KV of tokens [i * page_tokens,
+    (i + 1) * page_tokens)."""
     slot: Slot
     salt: int = UNSALTED
-    """Salt of the prefix tree under which its tokens are looked up and entered."""
+    """Cache salt of the room. Its tokens are looked up in the prefix cache, and added to it, under this
+    salt."""
     shared_tokens: int = 0
-    """Number of leading tokens in shared pages. The pages were cached when the room took them, or entered
-    later."""
+    """Number of leading tokens whose pages are shared through the prefix cache. They were cached when the
+    room took them, or were added to the cache later."""
     shared: PageCounts = ()
-    """Number of shared pages, by group."""
+    """Number of leading pages that are shared through the prefix cache, by KV group."""
     exposed: PageTables = ()
-    """Own pages that a peer may write to. The pages after them are for tokens that are still to be drawn."""
+    """Pages of this room that a peer may write to, by KV group. Its pages after them are for tokens that are
+    still to be sampled."""
     standing: Standing = Standing.HELD
     further: dict[int, PageTables] = field(default_factory=dict)
-    """Pages of each further choice, by its index: those that follow the pages of the prompt that it reads."""
+    """Pages of each further choice (n > 1) of the request, by choice index. They come after the prompt pages
+    that the choice shares with choice 0."""
 
     @property
     def own(self) -> PageTables:
-        """Pages that the room does not share, by group."""
+        """Pages that the room does not share through the prefix cache, by KV group."""
         return tuple([table[shared:] for table, shared in zip(self.pages, self.shared, strict=True)])
 
 
 class Holdings:
-    """Pages and slots by room id, on one rank."""
+    """KV pages and metadata slot of every room on one rank, by room id."""
 
     def __init__(
         self, pools: Sequence[PagePool], slots: SlotPool, prefixes: PrefixTree | None = None
     ) -> None:
-        """Make empty holdings. `pools`: page pools by KV group. `prefixes`: prefix tree over these pools,
-        or None for no reuse."""
+        """Make holdings without rooms. `pools`: page pools by KV group. `prefixes`: prefix tree over these
+        pools, or None to reuse no prefixes."""
         self.pools = tuple(pools)
         self.sizes: PageCounts = tuple(map(len, self.pools))
         self.slots = slots
@@ -103,12 +109,13 @@ class Holdings:
 
     @property
     def available(self) -> PageCounts:
-        """Pages that could be reserved now, by group: free ones and cached ones without users."""
+        """Number of pages that could be reserved now, by KV group: free pages, and cached pages that no room
+        uses."""
         evictable = self.prefixes.counts(self.prefixes.evictable)
         return tuple([pool.free + count for pool, count in zip(self.pools, evictable, strict=True)])
 
     def census(self) -> Mapping[PageState, int]:
-        """Number of pages in each state, over all groups."""
+        """Return the number of pages in each state, summed over all KV groups."""
         total, *further = [pool.census() for pool in self.pools]
         for census in further:
             for state, count in census.items():
@@ -116,16 +123,16 @@ class Holdings:
         return total
 
     def cached(self, tokens: Sequence[int], salt: int = UNSALTED) -> int:
-        """Return how many of the leading `tokens` are cached now."""
+        """Return how many of the leading `tokens` have their KV in the prefix cache under `salt` now."""
         return len(self.prefixes.match(tokens, salt)) * self.prefixes.block_tokens
 
     def take(
         self, room: RoomId, pages: PageCounts, tokens: Sequence[int] = (), salt: int = UNSALTED
     ) -> Holding:
-        """Reserve a blank slot and `pages` pages for a room.
+        """Reserve pages and a blank metadata slot for a room. Return its holding.
 
-        The leading pages may be shared: those that already hold the room's first `tokens` under its `salt`.
-        Raises OutOfPages without reserving anything.
+        `pages`: number of pages, by KV group. Leading pages come from the prefix cache if it has the KV of
+        the room's first `tokens` under `salt`. Raises OutOfPages without reserving anything.
         """
         if room in self.by_room:
             raise IllegalPageMove(f"room {room} already holds pages")
@@ -150,9 +157,10 @@ class Holdings:
         return holding
 
     def expose(self, room: RoomId, pages: PageCounts) -> Holding:
-        """Mark the first `pages` own pages and the slot as exposed, before a peer gets their addresses.
+        """Mark a room's slot and its first own pages as exposed, before a peer gets their addresses.
 
-        Raises Truncated if the room has fewer pages (`no-truncation`).
+        `pages`: number of own pages to expose, by KV group. Raises Truncated if the room has fewer
+        (`no-truncation`).
         """
         holding = self._in(room, Standing.HELD)
         own = holding.own
@@ -166,22 +174,24 @@ class Holdings:
         return holding
 
     def commit(self, room: RoomId) -> None:
-        """Commit the exposed memory, because the seal proved that every write has ended."""
+        """Mark a room's exposed memory as committed: its seal proved that every write of the peer has
+        ended."""
         holding = self._in(room, Standing.EXPOSED)
         self._all(PagePool.commit, holding.own)
         self.slots.commit(holding.slot)
         holding.standing = Standing.COMMITTED
 
     def own(self, room: RoomId) -> None:
-        """Commit the memory of a room that no peer ever writes to."""
+        """Mark a room's memory as committed without exposing it, because no peer ever writes to it."""
         holding = self._in(room, Standing.HELD)
         self._all(PagePool.commit, holding.own)
         holding.standing = Standing.COMMITTED
 
     def grow(self, room: RoomId, pages: PageCounts, choice: int = 0) -> PageTables:
-        """Reserve `pages` more own pages for one choice of a committed room, after those that it has.
+        """Reserve more pages for one choice of a committed room, and append them to its page tables. Return
+        them.
 
-        Raises OutOfPages without reserving anything.
+        `pages`: number of pages, by KV group. Raises OutOfPages without reserving anything.
         """
         holding = self._in(room, Standing.COMMITTED)
         if not all(map(le, pages, self.available)):
@@ -197,8 +207,8 @@ class Holdings:
         return fresh
 
     def returning(self, room: RoomId) -> PageCounts:
-        """Return the pages, by group, that could be reserved once the room has given everything back: its
-        own ones and those that it alone reads."""
+        """Return how many pages the end of this room would make available, by KV group. They are its own
+        pages and the cached pages that no other room uses."""
         holding, prefixes = self.by_room[room], self.prefixes
         alone = prefixes.counts(prefixes.alone(holding.pages, self._blocks(holding)))
         held = zip(holding.pages, holding.shared, alone, strict=True)
@@ -208,10 +218,10 @@ class Holdings:
         return counts
 
     def keep(self, room: RoomId, tokens: Sequence[int]) -> Holding:
-        """Enter the whole blocks of a room's first `tokens` in the prefix tree.
+        """Add the KV of a room's first `tokens` to the prefix cache, in whole blocks. Return its holding.
 
-        All ranks have these tokens in the room's pages, and nothing reads or writes them now. If another
-        room already entered the same block, the room uses that one instead of its own.
+        Call it when all ranks have these tokens in the room's pages, and nothing reads or writes them. If
+        another room has already added an equal block, the room uses that block and frees its own pages.
         """
         holding = self.by_room[room]
         if holding.standing in (Standing.EXPOSED, Standing.QUARANTINED):
@@ -230,10 +240,10 @@ class Holdings:
         return holding
 
     def distrust(self, room: RoomId) -> None:
-        """Remove a room's shared pages from the prefix tree, because their contents may be wrong.
+        """Remove a room's shared pages from the prefix cache, because their contents may be wrong.
 
-        Rooms that already use them continue. All ranks call it alike, and before `quarantine`, which unpins
-        shared pages.
+        Rooms that already use them continue. All ranks call it in the same turn, and before `quarantine`,
+        after which the shared pages of the room are not known any more.
         """
         holding = self.by_room.get(room)
         if holding is None:
@@ -244,9 +254,10 @@ class Holdings:
             self.prefixes.distrust(block)
 
     def quarantine(self, room: RoomId) -> bool:
-        """Quarantine the exposed memory of a failed room until a proof comes, and free the rest at once.
+        """Quarantine the exposed memory of a failed room, and free the rest of its pages at once.
 
-        Return False if nothing was exposed, so that no proof is needed.
+        Quarantined memory is not reused until a proof that no write to it can still land. Return False,
+        without effect, if nothing was exposed.
         """
         holding = self.by_room.get(room)
         if holding is None or holding.standing is Standing.HELD:
@@ -264,8 +275,8 @@ class Holdings:
         return True
 
     def give_back(self, room: RoomId) -> bool:
-        """Free all memory of a room (`exits-release-all`). The caller has the proof that no write can land.
-        Idempotent."""
+        """Free all memory of a room (`exits-release-all`). Return whether it had any. The caller has the
+        proof that no write to it can still land."""
         holding = self.by_room.get(room)
         if holding is None:
             return False
@@ -280,14 +291,15 @@ class Holdings:
         return True
 
     def _reserve(self, pages: Sequence[int]) -> PageTables:
-        """Reserve free pages, and evict cached ones if necessary. There are enough of both together."""
+        """Reserve free pages, and evict cached ones if there are too few. `pages`: number of pages, by KV
+        group. The caller has checked that there are enough."""
         lacking = [count - pool.free for count, pool in zip(pages, self.pools, strict=True)]
         if max(lacking) > 0:
             self._all(PagePool.release, self.prefixes.evict(self.prefixes.blocks_for(lacking)))
         return tuple(map(PagePool.reserve, self.pools, pages))
 
     def _unpin(self, holding: Holding) -> None:
-        """Unpin the shared pages of a holding. Only own pages are left in it."""
+        """End a room's use of its shared pages. Only own pages are left in the holding."""
         if holding.shared_tokens:
             way = self.prefixes.way(holding.pages, self._blocks(holding))
             self._each(PagePool.cache, self.prefixes.unpin(way))
@@ -295,16 +307,17 @@ class Holdings:
             holding.shared_tokens, holding.shared = 0, self.prefixes.counts(0)
 
     def _blocks(self, holding: Holding) -> int:
-        """Return the number of leading blocks that are shared."""
+        """Return the number of leading blocks of the prefix tree that a holding shares."""
         return holding.shared_tokens // self.prefixes.block_tokens if holding.shared_tokens else 0
 
     def _each(self, move: _Move, blocks: Sequence[PageId]) -> None:
-        """Return the pages of a block, by group."""
+        """Move all pages of these blocks of the prefix tree to another state. `move`: method of the page
+        pool."""
         if blocks:
             self._all(move, self.prefixes.pages(blocks))
 
     def _all(self, move: _Move, pages: PageTables) -> None:
-        """Return all pages of a holding, by group."""
+        """Move all these pages to another state. `move`: method of the page pool. `pages`: by KV group."""
         for pool, table in zip(self.pools, pages, strict=True):
             if table:
                 move(pool, table)

@@ -1,4 +1,4 @@
-"""Checksum of the contents of KV pages, which is the same for every division of them into parts.
+"""Checksum of the contents of KV pages, independent of how they are divided among ranks and transfers.
 
 ```
 sum over groups, layers, planes, KV heads and positions, modulo 2**64, of
@@ -8,12 +8,12 @@ sum over groups, layers, planes, KV heads and positions, modulo 2**64, of
 vector = sum over i of word[i] * multiplier(i), the words of one head's vector of one plane and position
 ```
 
-The sum over different ranks, page sizes or windows is the sum of its parts. Each word of a vector has its own
+Parts may be summed apart, by rank, page or window, and their sums added. Each word of a vector has its own
 multiplier, so its position counts. Each vector has its own key, so that swapped, missing or misplaced vectors
-are found, and a vector of zeros counts like any other.
+are found, and a vector of zeros counts like any other. A plane is one kind of vector: keys or values.
 
-Pages in an encoding have no vectors by position. There the sum is over whole pages: all bytes of one head and
-layer of a page are one vector, of plane 0, and the page's number in the sequence is its position.
+Pages in an engine-specific encoding have no vectors by position. There the sum is over whole pages. All bytes
+of one head and layer of a page are one vector, of plane 0. Its position is the page's number in the sequence.
 
 A single wrong bit is always found. Any other difference stays unnoticed by chance, at worst once in 2**32.
 The sum finds faults of memory, transport and bookkeeping. It does not protect from deliberate changes.
@@ -32,20 +32,21 @@ _LANES: Final = 0xD1342543DE82EF95
 
 
 class KvChecksum(Enum):
-    """Checks of a hand-over beyond the seal, the room, the generation and the counts, which are always
-    checked."""
+    """Setting `--kv-checksum`: checks of a hand-over besides those that are always made. The seal, the room,
+    the generation and the page counts are always checked."""
 
     OFF = "off"
-    """No further check."""
+    """Setting without any checksum."""
     RECORD = "record"
-    """Checksum of the record."""
+    """Setting that checks the checksum of the metadata record."""
     PAGES = "pages"
-    """Checksum of the record, and the sum of the pages' contents. The sender sums what it computed, the
-    receiver what landed."""
+    """Setting that checks the metadata record and a sum over the contents of the KV pages. The sender sums
+    the pages that it computed, and the receiver those that landed."""
 
 
 def mix(value: int) -> int:
-    """Map a 64-bit number to another one, one to one and without patterns (the finaliser of splitmix64)."""
+    """Return a 64-bit number without visible relation to `value`, a different one for each value (the
+    finaliser of splitmix64)."""
     value &= WORD
     value = ((value ^ (value >> 30)) * MIX[0]) & WORD
     value = ((value ^ (value >> 27)) * MIX[1]) & WORD
@@ -53,31 +54,33 @@ def mix(value: int) -> int:
 
 
 def multiplier(index: int) -> int:
-    """Return the factor of the index-th word of a vector. It is odd, so that no bit is lost."""
+    """Return the factor for word number `index` of a vector in the checksum. It is odd, so that no bit is
+    lost."""
     return mix(_MULTIPLIERS + index * GAMMA) | 1
 
 
 def lane(layer: int, plane: int, head: int) -> int:
-    """Return the start of the keys of one head's vectors of a plane.
+    """Return the base of the checksum keys for all vectors of one layer, plane and KV head.
 
-    `layer`, `head`: global ids. `plane`: number in the layer's group.
+    `layer`, `head`: global ids. `plane`: number of the plane (keys or values) in the layer's KV group.
     """
     return mix(mix(_LANES + layer * PLANES_MAX + plane) + head * GAMMA)
 
 
 def key(lane: int, position: int) -> int:
-    """Return the key of the vector at one position."""
+    """Return the checksum key of the vector at one token position. `lane`: result of the function `lane`."""
     return mix(lane + position * GAMMA)
 
 
 def word_bytes(vector_bytes: int) -> int:
-    """Return the bytes of a word of a vector.
+    """Return the size in bytes of the words into which the checksum divides a vector of `vector_bytes` bytes.
 
-    Words are narrower than the sum. Otherwise a bit lost at the top could hide two flipped signs.
+    Words are narrower than the 64-bit sum. Otherwise a bit lost at the top could hide two flipped signs.
     """
     return 4 if vector_bytes % 4 == 0 else 2
 
 
 def nonzero_sum(total: int) -> int:
-    """Return a sum as a record carries it, where 0 means that none was computed."""
+    """Return a sum of pages as a metadata record stores it: never 0, which means there that none was
+    computed."""
     return total & WORD or 1

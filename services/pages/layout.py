@@ -5,13 +5,14 @@ holds `page_tokens` tokens of all its layers on this rank, laid out as
 
     [head][layer][plane][token][element]
 
-So a page is one contiguous run of bytes, for few and large descriptors. The heads of a tensor-parallel rank
-are one run of a page, so that different tensor-parallel sizes are descriptor arithmetic. The same holds for
-the layers of a pipeline rank, head by head. A strip is one head's vectors of one plane and layer over the
-positions of a page. No other module knows the number of planes or the length of their vectors.
+A plane is one kind of vector: keys or values. A page is one contiguous run of bytes, so that transfers need
+few, large descriptors. The heads of a tensor-parallel rank are one contiguous part of a page, so that workers
+of different tensor-parallel sizes only need other offsets. The same holds for the layers of a pipeline rank,
+head by head. A strip is one head's vectors of one plane and layer over the positions of a page. No other
+module knows the number of planes or the length of their vectors.
 
-An engine may write the strips of one head and layer in an encoding of its own, of as many bytes. It is named,
-so that engines which write differently never hand over to each other.
+An engine may store the strips of one head and layer in its own encoding, of as many bytes. The encoding has a
+name, so that workers with different encodings never hand over to each other.
 """
 
 from collections.abc import Iterator
@@ -25,24 +26,25 @@ from baton.ids import PageCounts
 
 NOT_QUANTIZED: Final = "none"
 PLAIN: Final = "plain"
-"""Encoding of pages whose strips are vectors as this module describes them."""
+"""Page encoding without an engine-specific format: vectors lie as this module's docstring describes."""
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUPS_MAX: Final = 4
-"""Most groups of one layout, since a metadata record has as many page counts."""
+"""Most KV groups of one layout. A metadata record has space for as many page counts."""
 PLANES_MAX: Final = 8
-"""Most planes of one group."""
+"""Most planes of one KV group. A plane is one kind of vector, such as keys or values."""
 
 
 class KvKind(Enum):
-    """Kind of a group: the tokens whose vectors it keeps."""
+    """Kind of a KV group, which decides the tokens whose vectors it stores."""
 
     FULL = "full"
-    """All tokens: its pages grow with the sequence."""
+    """Full attention: the vectors of all tokens are stored, so the number of pages grows with the
+    sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvPlane:
-    """One of the vectors that a group keeps for each token, layer and head."""
+    """Kind of vector that a KV group stores for each token, layer and head, such as keys or values."""
 
     name: str
     elements: int
@@ -54,24 +56,24 @@ class KvPlane:
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Geometry of the pages of some layers, as one rank or a whole worker has them."""
+    """Geometry of the KV pages of a group of layers, on one rank or over a whole worker."""
 
     kind: KvKind
     dtype: str
     page_tokens: int
     layers: tuple[int, ...]
-    """Global ids of the layers here, ascending. A layer is in one group at most."""
+    """Global ids of this group's layers, ascending. A layer is in one group at most."""
     heads: tuple[int, ...]
-    """Global ids of the KV heads here, ascending. Tensor-parallel ranks split them, or replicate them if
-    there are fewer heads than ranks."""
+    """Global ids of this group's KV heads, ascending. Tensor-parallel ranks split the heads, or replicate
+    them if there are fewer heads than ranks."""
     planes: tuple[KvPlane, ...]
     encoding: str = PLAIN
-    """How the engine writes the bytes of one head, layer and page. With another encoding than PLAIN only
-    whole pages of equal size can be handed over. Peers must agree on it."""
+    """Name of the format in which the engine stores one head and layer of a page. Peers must have the same
+    one. With another format than PLAIN, only whole pages of equal size can be handed over."""
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token over all layers, heads and planes here."""
+        """Bytes of one token's KV over all layers, heads and planes of this group."""
         return len(self.layers) * len(self.heads) * sum(self.vector_bytes(each) for each in self.planes)
 
     @property
@@ -79,15 +81,18 @@ class KvGroup:
         return self.token_bytes * self.page_tokens
 
     def pages_for(self, tokens: int) -> int:
-        """Return the number of pages for `tokens` tokens."""
+        """Return the number of pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)
 
     def vector_bytes(self, plane: KvPlane) -> int:
-        """Return the bytes of one vector of `plane`."""
+        """Return the size of one vector of `plane` in bytes."""
         return plane.elements * DTYPE_BYTES[self.dtype]
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """Yield (layer, head) in the order of a page, where each pair has a strip of every plane."""
+        """Yield (layer id, KV head id) pairs in the order in which a page stores them.
+
+        Each pair has one strip for each plane: its vectors at all positions of the page.
+        """
         for head, layer in product(self.heads, self.layers):
             yield layer, head
 
@@ -95,39 +100,39 @@ class KvGroup:
 def full_group(
     dtype: str, page_tokens: int, layers: tuple[int, ...], heads: tuple[int, ...], head_dim: int
 ) -> KvGroup:
-    """Return a group with keys and values of every token, `head_dim` elements each."""
+    """Return a KV group for full attention: keys and values of every token, `head_dim` elements each."""
     planes = (KvPlane("k", head_dim), KvPlane("v", head_dim))
     return KvGroup(KvKind.FULL, dtype, page_tokens, layers, heads, planes)
 
 
 GroupHead: TypeAlias = tuple[int, int]
-"""Number of a group, and id of one of its KV heads."""
+"""KV head of a layout: index of its KV group, and global id of the head."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Layout of one rank's KV memory, or of a whole worker's. Two workers whose layouts map onto each other
-    can hand over."""
+    """Layout of one rank's KV memory, or of a whole worker's. Hand-overs need two workers whose layouts map
+    onto each other."""
 
     model: str
-    """Fingerprint of the model's configuration and weights; peers must agree on it."""
+    """Fingerprint of the model's configuration and weights. Peers must have the same one."""
     groups: tuple[KvGroup, ...]
-    """Groups, in an order that peers must agree on. A group without a layer on a rank is present without
-    layers."""
+    """KV groups, in the same order on all peers. A rank lists a group even if it has none of its layers."""
     context_length: int = 0
-    """Most tokens of a sequence, on which the rotation of some models' keys depends. Peers must agree on
-    it. 0: not given."""
+    """Most tokens of a sequence, or 0 if not given. Peers must have the same value, because the rotation of
+    some models' keys depends on it."""
     quantize: str = NOT_QUANTIZED
-    """Quantization of the weights. Peers must agree on it, because keys and values depend on it."""
+    """Name of the quantization of the weights. Peers must have the same one, because keys and values depend
+    on it."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Global ids of all layers here, ascending."""
+        """Global ids of all layers in this layout, ascending."""
         return tuple(sorted(layer for group in self.groups for layer in group.layers))
 
     @property
     def heads(self) -> tuple[GroupHead, ...]:
-        """All KV heads here."""
+        """KV heads of all groups in this layout, as pairs of group index and head id."""
         return tuple((number, head) for number, group in enumerate(self.groups) for head in group.heads)
 
     @property
@@ -137,9 +142,9 @@ class KvLayout:
 
     @property
     def block_tokens(self) -> int:
-        """Positions of a block, the fewest that fill whole pages of every group."""
+        """Tokens per block. A block is the fewest positions that fill whole pages of every KV group."""
         return lcm(*self.page_tokens)
 
     def pages_for(self, tokens: int) -> PageCounts:
-        """Return the numbers of pages for `tokens` tokens, by group."""
+        """Return the number of pages that hold `tokens` tokens, by KV group."""
         return tuple(group.pages_for(tokens) for group in self.groups)

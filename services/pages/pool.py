@@ -9,14 +9,14 @@
           |                release                                         |  |
           +----------------------------------------------------------------+--+ release
 
-A one-sided write cannot be recalled, so an exposed page never goes back to FREE directly: either the
-room's own seal proves that every write ended (commit), or it waits in quarantine for another proof
-(`no-free-under-write`). That it is exposed is the page's own state, not deduced from any queue
+A peer's one-sided write cannot be recalled. So an exposed page never goes back to FREE directly. Either the
+room's own seal proves that every write has ended (commit), or the page waits in quarantine for another proof
+(`no-free-under-write`). Whether a page is exposed is recorded as its own state, not deduced from any queue
 (`exposure-on-page`).
 
-A committed page that is full may be known by the tokens it holds, and several rooms may read it
-(`PrefixTree`). When the last of them has ended it is CACHED. There is no way from there, nor
-from COMMITTED, to EXPOSED: what is shared is only read (`shared-is-read-only`).
+A full committed page may be in the prefix cache (`PrefixTree`), and several rooms may then read it. When the
+last of these rooms has ended, the page becomes CACHED. No move leads from CACHED or COMMITTED to EXPOSED:
+shared pages are only read (`shared-is-read-only`).
 """
 
 from collections.abc import Iterable
@@ -32,15 +32,15 @@ class PageState(Enum):
     __hash__ = object.__hash__  # the default hash of the name is computed anew at each lookup
     FREE = "free"
     RESERVED = "reserved"
-    """Owned by a room. No peer knows its address."""
+    """State of a page that belongs to a room. No peer knows the page's address."""
     EXPOSED = "exposed"
-    """Owned by a room. A peer may write to it."""
+    """State of a page that belongs to a room and that a peer may write to."""
     COMMITTED = "committed"
-    """Owned by a room. Every write that a peer was allowed has ended."""
+    """State of a page that belongs to a room and that no peer can write to any more."""
     QUARANTINED = "quarantined"
-    """Given up by its room, while a write of a peer may still land."""
+    """State of a page that its failed room has given up, while a write of a peer may still land in it."""
     CACHED = "cached"
-    """Known to the prefix tree and used by no room. It is evicted when space is needed."""
+    """State of a page in the prefix cache that no room uses. It is evicted when space is needed."""
 
 
 PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
@@ -59,11 +59,12 @@ PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
     }
 )
 _BEFORE: Final = {to: tuple(one for one, after in PAGE_MOVES if after is to) for to in PageState}
-"""States from which each state is reached."""
+"""Allowed earlier states of a page, by the state that it moves to."""
 
 
 class PagePool:
-    """A fixed number of equal pages and their states. `Holdings` knows which room owns them.
+    """Pool of a fixed number of equal KV pages, with the state of each. `Holdings` records which room owns
+    them.
 
     Adjacent pages are reserved together if possible (`FreeRuns`), so that a transfer needs few, large
     descriptors.
@@ -91,7 +92,8 @@ class PagePool:
         return count <= self.free
 
     def reserve(self, count: int) -> tuple[PageId, ...]:
-        """Reserve `count` free pages, in ascending order. Raises OutOfPages without reserving any."""
+        """Reserve `count` free pages. Return their numbers in ascending order. Raises OutOfPages without
+        reserving any."""
         if not self.can_reserve(count):
             raise OutOfPages(f"{count} pages asked for, {self.free} free of {len(self)}")
         pages = self._free.take(count)
@@ -111,13 +113,13 @@ class PagePool:
         self._move(pages, PageState.CACHED)
 
     def release(self, pages: Iterable[PageId]) -> None:
-        """Free pages from a state that allows it. EXPOSED does not."""
+        """Free these pages. Raises IllegalPageMove for a state that forbids it, such as EXPOSED."""
         pages = tuple(pages)
         self._move(pages, PageState.FREE)
         self._free.give(pages)
 
     def _move(self, pages: Iterable[PageId], to: PageState) -> None:
-        """Move all `pages`, or none and raise IllegalPageMove."""
+        """Move `pages` to state `to`. Raises IllegalPageMove, without moving any, if one of them must not."""
         pages = tuple(pages)
         if len(set(pages)) != len(pages):
             raise IllegalPageMove(f"a page is named twice on its way to {to.value}")

@@ -1,18 +1,17 @@
-"""Prefix tree: which pages hold the beginning of a sequence, which rooms read them, and which is evicted
-first.
+"""Prefix cache: a radix tree of the pages that hold the KV of token prefixes.
 
-A radix tree whose edges are blocks of token ids. A block is the smallest number of tokens that fills whole
-pages of every KV group. It is found by its tokens and by the block before it, so that everything it was
-computed from is known, too. It has pages of each group, and its first page names it. A block enters when no
-write to it can follow, and stays until its space is needed (`shared-is-read-only`). Each salt has its own
-root, and no path leads from one root to blocks of another (`same-root-only`).
+The edges of the tree are blocks of token ids. A block is the smallest number of tokens that fills whole pages
+of every KV group. It has pages of each group, and the number of its first page is its id. It is found by its
+tokens and by the block before it, so all tokens that its KV depends on are known, too. A block enters when no
+write to its pages can follow. It stays until its space is needed (`shared-is-read-only`). Each cache salt has
+its own root, and no path leads from one root to blocks of another (`same-root-only`).
 
 A room pins every block from the root to the last one that it uses. So a block has at least as many users as
-its children, and becomes idle no earlier than they do. In the order in which blocks became idle, leaves
-come first. The oldest one can always be evicted without losing the path to another.
+its children, and becomes idle no earlier than they do. Blocks are evicted in the order in which they became
+idle. So leaves come first, and no eviction cuts the path to another block.
 
-The tree is deterministic: it has no clock, and no order but that of the calls. Ranks that make the same
-calls have the same tree, page for page. Ranks compare `digest` to find differences.
+The tree is deterministic: it has no clock, and its order follows from the calls alone. Ranks that make the
+same calls have the same tree, page for page. Ranks compare `digest` to find differences.
 """
 
 from bisect import bisect_left
@@ -30,20 +29,21 @@ from baton.pages.kv_checksum import mix
 UNSALTED: Final = 0
 
 BlockKey = tuple[int, tuple[int, ...]]
-"""Key of a block: its parent block or root, and its tokens."""
+"""Key of a block in the prefix tree: id of its parent block or root, and its token ids."""
 
 
 class Entered(NamedTuple):
-    """Result of entering a room's blocks."""
+    """Result of adding a room's blocks to the prefix tree."""
 
     way: tuple[PageId, ...]
-    """Blocks that the room uses now, from the root on."""
+    """Ids of the blocks that the room uses now, from the root on."""
     fresh: tuple[PageId, ...]
-    """Own blocks that entered. No other room uses them yet."""
+    """Ids of the room's own blocks that were added to the tree. No other room uses them yet."""
     woken: tuple[PageId, ...]
-    """Blocks of other rooms that were idle before."""
+    """Ids of the blocks of other rooms that had no user before this room."""
     spared: PageTables
-    """Own pages that the room no longer needs, because it uses another room's block. () if there are none."""
+    """Own pages that the room no longer needs, by KV group, because it uses another room's equal block. () if
+    there are none."""
 
 
 @dataclass(slots=True)
@@ -51,27 +51,29 @@ class _Known:
     way: BlockKey
     pages: PageTables
     sign: int
-    """Its contribution to the digest."""
+    """Contribution of this block to the digest of the tree."""
     users: int = 0
 
 
 class PrefixTree:
-    """Blocks by their tokens. Its size is bounded by the pools whose pages it names."""
+    """Prefix cache of one rank: blocks of pages, found by their tokens. Its size is bounded by the page
+    pools."""
 
     def __init__(self, page_tokens: Sequence[int]) -> None:
-        """Make an empty tree. `page_tokens`: tokens per page, by KV group. All 0 disables the tree."""
+        """Make an empty tree. `page_tokens`: tokens per page, by KV group. 0 for every group disables the
+        cache."""
         self.block_tokens = lcm(*page_tokens)
         self._each = tuple(self.block_tokens // size if size else 0 for size in page_tokens)
-        """Number of pages of a block, by group."""
+        """Number of pages per block, by KV group."""
         self._no_counts: PageCounts = (0,) * len(self._each)
         self._no_pages: PageTables = ((),) * len(self._each)
         self._blocks: dict[PageId, _Known] = {}
         self._below: dict[BlockKey, PageId] = {}
         self._idle: OrderedDict[PageId, None] = OrderedDict()
-        """Blocks without users, the next one to evict first."""
+        """Ids of the blocks without users, in the order in which they are evicted."""
         self.digest = 0
-        """Digest of all pages and their tokens. Ranks with different trees have different digests, except
-        by chance."""
+        """Digest of all cached pages and their tokens. Ranks with different trees have different digests,
+        except by chance."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -84,39 +86,40 @@ class PrefixTree:
         return len(self._idle)
 
     def users(self, block: PageId) -> int:
-        """Return how many rooms use a block of the tree."""
+        """Return how many rooms use a block of the tree. `block`: id of the block."""
         return self._blocks[block].users
 
     def alone(self, pages: PageTables, pinned: int) -> int:
-        """Return how many of the blocks that a room has pinned no other room uses.
+        """Return how many of a room's pinned blocks are used by no other room.
 
-        These are its last ones, because a block has at least as many users as its children.
+        These are its last ones, because a block has at least as many users as its children. `pages`: page
+        tables of the room. `pinned`: number of its leading blocks that it has pinned.
         """
         table, each = pages[0], self._each[0]
         shared = bisect_left(range(pinned), True, key=lambda place: self.users(table[place * each]) == 1)
         return pinned - shared
 
     def pages(self, blocks: Sequence[PageId]) -> PageTables:
-        """Return the pages of blocks of the tree, by group."""
+        """Return the pages of these blocks, by KV group. `blocks`: ids of blocks of the tree."""
         return self._joined([self._blocks[block].pages for block in blocks])
 
     def counts(self, blocks: int) -> PageCounts:
-        """Return how many pages, by group, a number of blocks has."""
+        """Return the number of pages in `blocks` blocks, by KV group."""
         if blocks == 0:
             return self._no_counts
         return tuple([blocks * each for each in self._each])
 
     def blocks(self, pages: PageCounts) -> int:
-        """Return the largest number of blocks with no more than `pages` pages."""
+        """Return the largest number of blocks that `pages` pages suffice for. `pages`: by KV group."""
         return min([count // each if each else 0 for count, each in zip(pages, self._each, strict=True)])
 
     def blocks_for(self, pages: Sequence[int]) -> int:
-        """Return the smallest number of blocks with at least `pages` pages."""
+        """Return the smallest number of blocks that have `pages` pages or more. `pages`: by KV group."""
         needed = [-(-count // each) if each else 0 for count, each in zip(pages, self._each, strict=True)]
         return max(needed)
 
     def match(self, tokens: Sequence[int], salt: int = UNSALTED) -> tuple[PageId, ...]:
-        """Return the blocks of the longest prefix of `tokens` that is known under `salt`."""
+        """Return the ids of the blocks of the longest prefix of `tokens` that is cached under `salt`."""
         found: list[PageId] = []
         before: int = _root(salt)
         for key in self._keys(tokens):
@@ -132,7 +135,10 @@ class PrefixTree:
         return sum(block in self._idle for block in blocks)
 
     def pin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
-        """Add a user to these blocks, a whole path from the root. Return those that were idle."""
+        """Add a user to each of these blocks, so that they are not evicted. Return those that had no user.
+
+        `blocks`: ids of a whole path from the root.
+        """
         woken: list[PageId] = []
         for block in blocks:
             if block in self._idle:
@@ -142,7 +148,7 @@ class PrefixTree:
         return tuple(woken)
 
     def unpin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
-        """Remove a user from these blocks. Return those that are idle now."""
+        """Remove a user from each of these blocks. Return those that have no user any more."""
         ended: list[PageId] = []
         for block in reversed(blocks):
             known = self._blocks[block]
@@ -155,14 +161,15 @@ class PrefixTree:
         return tuple(ended)
 
     def way(self, pages: PageTables, blocks: int) -> tuple[PageId, ...]:
-        """Return the names of the leading `blocks` blocks of a room's `pages`."""
+        """Return the ids of the leading `blocks` blocks of a room. `pages`: page tables of the room."""
         return pages[0][: blocks * self._each[0] : self._each[0]] if blocks else ()
 
     def enter(self, tokens: Sequence[int], pages: PageTables, pinned: int, salt: int = UNSALTED) -> Entered:
-        """Enter the whole blocks of a room's `pages`, which hold `tokens` and are not written any more.
+        """Add the whole blocks of a room's pages to the tree, and pin them for the room.
 
-        `pinned`: number of leading blocks that the room has pinned under `salt`. If another room entered
-        the same block meanwhile, that block stays and is pinned. The room no longer needs its own.
+        `tokens`: token ids whose KV is in `pages`. `pages`: page tables of the room, which are not written
+        any more. `pinned`: number of leading blocks that the room has already pinned under `salt`. If another
+        room has added an equal block meanwhile, that block is pinned, and the room no longer needs its own.
         """
         way = list(self.way(pages, pinned))
         entered: list[PageId] = []
@@ -187,8 +194,8 @@ class PrefixTree:
         return Entered(tuple(way), tuple(entered), woken, self._joined(spared) if spared else ())
 
     def evict(self, count: int) -> PageTables:
-        """Evict `count` blocks without users, the longest idle first. Return their pages. Raises
-        OutOfPages."""
+        """Remove the `count` blocks that have been without users for longest. Return their pages, by KV
+        group. Raises OutOfPages if there are fewer."""
         if count > len(self._idle):
             raise OutOfPages(f"{count} cached pages to give up, {len(self._idle)} are not in use")
         given_up = [self._blocks.pop(self._idle.popitem(last=False)[0]) for _ in range(count)]
@@ -197,18 +204,18 @@ class PrefixTree:
         return self._joined([known.pages for known in given_up])
 
     def distrust(self, block: PageId) -> None:
-        """Make a block and its children unfindable, because its contents may be wrong. Their space is
-        evicted in its turn."""
+        """Hide a block and its children from lookups, because its contents may be wrong. Their pages are
+        freed when their turn to be evicted comes."""
         self._unlink(self._blocks[block])
 
     def _unlink(self, known: _Known) -> None:
-        """Unlink a block, so that lookups no longer find it. Another block may take its key."""
+        """Remove a block from lookups. Another block may then take its key."""
         if self._below.get(known.way) == known.pages[0][0]:
             del self._below[known.way]
             self.digest ^= known.sign
 
     def _keys(self, tokens: Sequence[int], known: int = 0) -> Iterator[tuple[int, ...]]:
-        """Return the tokens of each whole block after the first `known`."""
+        """Yield the token ids of each whole block after the first `known` blocks."""
         size = self.block_tokens
         if size == 0:
             return
@@ -216,20 +223,21 @@ class PrefixTree:
             yield tuple(tokens[start : start + size])
 
     def _cut(self, pages: PageTables, known: int) -> Iterable[PageTables]:
-        """Return the pages of each whole block after the first `known`. Inverse of `_joined`."""
+        """Return the pages of each whole block after the first `known` blocks, by KV group. Inverse of
+        `_joined`."""
         tables = zip(pages, self._each, strict=True)
         cut = [zip(*[iter(table[known * each :])] * each, strict=False) for table, each in tables]
         return zip(*cut, strict=False)
 
     def _joined(self, blocks: Sequence[PageTables]) -> PageTables:
-        """Return the pages of several blocks, joined by group."""
+        """Return the pages of several blocks as one page table for each KV group."""
         if not blocks:
             return self._no_pages
         return tuple([tuple(chain.from_iterable(of_group)) for of_group in zip(*blocks, strict=True)])
 
 
 def _root(salt: int) -> int:
-    """Return the root of a salt: a negative number, since pages have numbers from 0."""
+    """Return the id of the root for a cache salt: a negative number, because pages are numbered from 0."""
     return -1 - salt
 
 

@@ -1,4 +1,4 @@
-"""Layout of one rank of a worker: its layers and KV heads."""
+"""KV layout of one rank of a worker: its share of the layers and KV heads."""
 
 from dataclasses import replace
 
@@ -8,11 +8,11 @@ from baton.topology import Topology
 
 
 def rank_layout(whole: KvLayout, topology: Topology, rank: int) -> KvLayout:
-    """Return the layout of one rank of a worker whose whole layout is `whole`.
+    """Return the KV layout of one rank of a worker. `whole`: layout of the whole worker.
 
-    Layers go to stages in order, across groups. The first stages take one more if they do not divide
-    evenly. KV heads go in blocks. If there are fewer heads than ranks, adjacent ranks hold the same one.
-    Raises DoesNotDivide.
+    Layers are divided among pipeline stages in order, across groups. If they do not divide evenly, the first
+    stages take one more. KV heads are divided in blocks among tensor-parallel ranks. If there are fewer heads
+    than ranks, adjacent ranks hold the same head. Raises DoesNotDivide.
     """
     place = topology.coordinates(rank)
     stage = frozenset(_block(whole.layers, topology.pipeline, place.pipeline))

@@ -1,4 +1,4 @@
-"""Metadata record and seal of a slot, byte by byte: what the sender writes besides the pages.
+"""Byte format of a metadata slot: the record and the seal that a prefill worker writes besides KV pages.
 
 One slot holds one record and, last, its seal. All words are little-endian.
 
@@ -21,10 +21,10 @@ offset  bytes
    232     24   seal: room, generation, check word over both
 ```
 
-The seal is posted only after the writes of the record and of every page are DONE (`seal-last`): nothing
-relies on an order between two writes. A seal that is blank or torn reads as unwritten; one that is whole
-but not ours is an error, never a wait. What is there before it is no evidence of anything, but a sign that
-the seal is near.
+The seal is written only after the writes of the record and of every page are DONE (`seal-last`). So nothing
+relies on an order between two writes. A blank or incomplete seal counts as unwritten. A complete seal of
+another room or generation is an error. Record bytes without a seal prove nothing, but show that the seal may
+follow soon.
 """
 
 import struct
@@ -53,7 +53,8 @@ _CHECKED_BYTES: Final = 228
 BLANK_SEAL: Final = bytes(SEAL_BYTES)
 _BLANK_MAGIC: Final = bytes(4)
 SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_MAX}-{GROUPS_MAX}"
-"""Hash of the record's schema. Workers with different hashes cannot hand over to each other."""
+"""Identifier of the byte format of metadata records. Workers with different ones cannot hand over to each
+other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,15 @@ class MetadataRecord:
     prompt_tokens: int
     cached_tokens: int
     pages: PageCounts
-    """Numbers of pages written for this room, by group. The receiver expects exactly as many."""
+    """Number of pages written for this room, by KV group. The receiver expects exactly as many."""
     first_token: int
     first_logprob: float | None = None
     alternatives: tuple[tuple[int, float], ...] = ()
     pages_checksum: int = 0
 
     def pack(self) -> bytes:
-        """Return the bytes of the slot before its seal, SEAL_OFFSET long. Raises ValueError for values that
-        do not fit."""
+        """Return the bytes of a metadata slot before its seal, SEAL_OFFSET long. Raises ValueError for values
+        that do not fit."""
         if len(self.pages) > GROUPS_MAX:
             raise ValueError(f"pages of {len(self.pages)} groups, a record counts those of {GROUPS_MAX}")
         if len(self.alternatives) > ALTERNATIVES_MAX:
@@ -104,22 +105,23 @@ class MetadataRecord:
 
 
 def seal_bytes(room: RoomId, generation: Generation) -> bytes:
-    """Return the SEAL_BYTES bytes that are written last, at SEAL_OFFSET of the slot."""
+    """Return the seal of a room: the SEAL_BYTES bytes that are written last, at SEAL_OFFSET of its slot."""
     return _SEAL.pack(room, generation, _check(room, generation))
 
 
 def announced(slot: memoryview) -> bool:
-    """Return whether something was written where the record goes, so that the seal may be near."""
+    """Return whether a sender has written to the record's part of a slot, so that the seal may follow
+    soon."""
     return slot[: len(_BLANK_MAGIC)] != _BLANK_MAGIC
 
 
 def read_slot(
     slot: memoryview, room: RoomId, generation: Generation, *, check_sum: bool = True
 ) -> MetadataRecord | None:
-    """Return the record in the slot of (room, generation), or None while it is not sealed.
+    """Return the metadata record in a slot, or None while the slot is not sealed.
 
-    Raises RecordForeign if another owner sealed it, and RecordCorrupt if its owner sealed it but its
-    content is wrong. `check_sum`: whether to check the record's checksum.
+    `room`, `generation`: owner of the slot. `check_sum`: whether to check the record's checksum. Raises
+    RecordForeign if another owner sealed the slot, and RecordCorrupt if the sealed record has wrong content.
     """
     sealed_room, sealed_generation, check = _SEAL.unpack_from(slot, SEAL_OFFSET)
     if check != _check(sealed_room, sealed_generation):
@@ -164,7 +166,8 @@ def _read_record(body: bytes, room: RoomId, generation: Generation, *, check_sum
 
 
 def _check(room: RoomId, generation: Generation) -> int:
-    """Return a 64-bit mix of both numbers. It is never 0, so that a blank seal is invalid."""
+    """Return the check word of a seal: a 64-bit mix of room and generation. It is never 0, so that a blank
+    seal is invalid."""
     value = (room * 0x9E3779B97F4A7C15 + generation * 0xC2B2AE3D27D4EB4F + 1) & 0xFFFFFFFFFFFFFFFF
     value ^= value >> 31
     value = (value * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

@@ -1,8 +1,8 @@
-"""Pool of metadata slots.
+"""Pool of metadata slots: small buffers that senders write a room's record and seal to.
 
-A slot is zeroed when it is handed out and again when it is released. Each hand-out has its own generation
-(`slot-zero`). So the data of an earlier tenant, or of its late writer, is never read as the present one's.
-The pool owns the memory of the slots, so that no caller can forget to zero them.
+A slot is zeroed when a room gets it and again when it is released. Each use has its own generation number
+(`slot-zero`). So the data of an earlier room, or of its late writer, is never read as the present room's. The
+pool owns the memory of the slots, so that no caller can forget to zero them.
 """
 
 import heapq
@@ -17,18 +17,18 @@ from baton.pages.record import BLANK_SEAL, SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tenancy of a slot."""
+    """Use of a metadata slot by one room: index of the slot, and generation number of this use."""
 
     index: int
     generation: Generation
 
 
 class SlotPool:
-    """A fixed number of metadata slots over `memory`, in the same states as pages."""
+    """Pool of a fixed number of metadata slots over `memory`. A slot has the same states as a KV page."""
 
     def __init__(self, memory: memoryview, first_generation: int = 1) -> None:
-        """Make a pool of blank slots. `memory`: writable bytes, a multiple of SLOT_BYTES. Generations count
-        up from the given one."""
+        """Make a pool of blank slots. `memory`: writable bytes, a multiple of SLOT_BYTES. `first_generation`:
+        generation of the first use, from which later ones count up."""
         slots, rest = divmod(len(memory), SLOT_BYTES)
         if rest or memory.readonly:
             raise ValueError(f"slot memory must be writable and a multiple of {SLOT_BYTES} bytes")
@@ -36,7 +36,7 @@ class SlotPool:
         self._states = [PageState.FREE] * slots
         self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: slots}
         self._tenants: list[Generation | None] = [None] * slots
-        """Generation of the present tenancy of each slot."""
+        """Generation of the present use of each slot, or None for a free slot."""
         self._free = list(range(slots))
         self._generation = Generation(first_generation)
 
@@ -51,7 +51,7 @@ class SlotPool:
         return dict(self._count)
 
     def hand_out(self) -> Slot:
-        """Reserve a free, blank slot under a fresh generation. Raises OutOfPages."""
+        """Reserve a free, blank slot under a new generation. Raises OutOfPages if none is free."""
         if not self._free:
             raise OutOfPages(f"all {len(self)} metadata slots are taken")
         slot = Slot(heapq.heappop(self._free), self._generation)
@@ -71,26 +71,27 @@ class SlotPool:
         self._move(slot, PageState.QUARANTINED)
 
     def release(self, slot: Slot) -> None:
-        """Blank and free a slot from a state that allows it. EXPOSED does not."""
+        """Free a slot and zero it. Raises IllegalPageMove for a state that forbids it, such as EXPOSED."""
         self._move(slot, PageState.FREE)
         self._zero(slot)
         self._tenants[slot.index] = None
         heapq.heappush(self._free, slot.index)
 
     def view(self, slot: Slot) -> memoryview:
-        """Return the SLOT_BYTES bytes of a slot, valid during its tenancy."""
+        """Return the SLOT_BYTES bytes of a slot. They are valid until the slot is released."""
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES
         return self._memory[start : start + SLOT_BYTES]
 
     def is_touched(self, slot: Slot) -> bool:
-        """Return whether something was written where the seal goes. `read_slot` reads it."""
+        """Return whether a peer has written to the seal's part of a slot. `read_slot` checks the seal
+        itself."""
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES + SEAL_OFFSET
         return self._memory[start : start + SEAL_BYTES] != BLANK_SEAL
 
     def moved(self, memory: memoryview) -> None:
-        """Use `memory`, to which the bytes of all slots were moved."""
+        """Replace the memory of all slots by `memory`, to which their bytes were moved."""
         if len(memory) != len(self._memory) or memory.readonly:
             raise ValueError(f"{len(memory)} bytes for {len(self)} slots")
         self._memory = memory

@@ -1,10 +1,11 @@
 """Plan of a transfer: which bytes of each sender rank's pages go where in each receiver rank's pages.
 
-A hand-over is planned once per pair of workers, at connect, and refused there by the differing field.
-Layers and heads are compared by id (`layers-by-id`). Every (layer, head) of every receiver rank has exactly
-one sender rank, which copies its strips, one for each plane. Strips that are adjacent in both pages go as
-one run, and so do adjacent whole pages: few large descriptors. Each group has its own pages and its own
-plan.
+A plan is made once per pair of workers, when they connect. If their layouts do not fit, the connection is
+refused with the differing field. Layers and heads are compared by id (`layers-by-id`). Every (layer, head) of
+a receiver rank comes from exactly one sender rank. That rank copies one strip for each plane: the vectors of
+this layer and head at all positions of a page. Strips that are adjacent in both pages are copied as one run,
+and so are adjacent whole pages. So transfers need few, large descriptors. Each KV group has its own pages and
+its own plan.
 """
 
 from collections import defaultdict
@@ -19,17 +20,17 @@ from baton.pages.errors import Truncated
 from baton.pages.layout import KvGroup, KvLayout
 
 PageRun: TypeAlias = tuple[int, int, int]
-"""(source, target, length): `length` bytes from offset `source` of the sender's KV region to offset
-`target` of the receiver's. A plain tuple, since a window may have thousands, and a named tuple takes 5
-times as long to make."""
+"""Bytes to copy, as (source, target, length): `length` bytes from offset `source` of the sender's KV region
+to offset `target` of the receiver's. A plain tuple, because a window may have thousands, and a named tuple
+takes 5 times as long to make."""
 
 Window: TypeAlias = tuple[int, list[PageRun]]
-"""Bytes and runs of one put."""
+"""One write to a peer: its total length in bytes, and its runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Plan of one group, from one sender rank to one receiver rank. One page size is a multiple of the
+    """Plan of one KV group, from one sender rank to one receiver rank. One page size is a multiple of the
     other."""
 
     source_page_tokens: int
@@ -37,27 +38,27 @@ class GroupPlan:
     source_page_bytes: int = 0
     target_page_bytes: int = 0
     blocks: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """Runs within a page that carry every strip over the positions of the smaller page. For each length:
-    the starts in the source page and in the target page."""
+    """Runs within a page that copy every strip over the positions of the smaller page. Each entry: run length
+    in bytes, then the offsets of its runs in the source page and in the target page."""
 
     @property
     def empty(self) -> bool:
-        """Whether this sender rank has nothing of the group for that receiver rank."""
+        """Whether this sender rank sends nothing of the group to that receiver rank."""
         return not self.blocks
 
     @property
     def whole(self) -> bool:
-        """Whether pages go whole, and adjacent ones as one run."""
+        """Whether pages are copied whole, so that adjacent pages form one run."""
         return self.blocks[0][0] == self.source_page_bytes == self.target_page_bytes
 
     @property
     def piece_tokens(self) -> int:
-        """Tokens of the smaller page, which divides the larger one."""
+        """Tokens of one piece: those of the smaller page, which divides the larger one."""
         return min(self.source_page_tokens, self.target_page_tokens)
 
     @property
     def piece_runs(self) -> int:
-        """Return the most runs that carry so many positions."""
+        """Most runs that one piece (`piece_tokens` positions) needs."""
         return sum(len(places) for _, places in self.blocks)
 
     @property
@@ -67,10 +68,11 @@ class GroupPlan:
     def runs(
         self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
     ) -> list[PageRun]:
-        """Return the runs that carry positions [start, stop) of a room, in whole pages of the smaller size.
+        """Return the runs that copy positions [start, stop) of a room. Both are multiples of the smaller
+        page.
 
         `source`: the sender's page table from position 0. `target`: the receiver's pages from position
-        `first`. Raises Truncated if a table is too short.
+        `first` on. Raises Truncated if a table is too short.
         """
         small = self.piece_tokens
         if first % self.target_page_tokens or not 0 <= first <= start:
@@ -103,19 +105,20 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Plan from one sender rank to one receiver rank."""
+    """Plan of a transfer from one sender rank to one receiver rank, over all KV groups."""
 
     groups: tuple[GroupPlan, ...]
 
     @property
     def empty(self) -> bool:
-        """Whether this sender rank has nothing for that receiver rank."""
+        """Whether this sender rank sends nothing to that receiver rank."""
         return all(group.empty for group in self.groups)
 
     def stretch(self, length: int, count: int) -> int:
-        """Return the most positions that need at most `length` bytes and `count` runs.
+        """Return the most positions of a room whose transfer needs at most `length` bytes and `count` runs.
 
-        At least as many as are whole pages of the smaller size in every group. Not for an empty plan.
+        The result is never less than the positions of whole pages in every group, even if they exceed the
+        limits. Not to be called for an empty plan.
         """
         sent = [group for group in self.groups if not group.empty]
         least = lcm(*(group.piece_tokens for group in sent))
@@ -131,10 +134,10 @@ class TransferPlan:
         start: int,
         stop: int,
     ) -> list[list[PageRun]]:
-        """Return the runs of each group that carry positions [start, stop), up to whole pages of the
-        smaller size.
+        """Return the runs that copy positions [start, stop) of a room, by KV group.
 
-        `sources`, `targets`: by group. Other arguments and errors: see `GroupPlan.runs`.
+        For each group, `stop` is rounded up to whole pages of the smaller size. `sources`, `targets`: page
+        tables by group. Other arguments and errors: see `GroupPlan.runs`.
         """
         return [
             group.runs(source, target, first, start, -(-stop // group.piece_tokens) * group.piece_tokens)
@@ -144,17 +147,21 @@ class TransferPlan:
 
 @dataclass(frozen=True, slots=True)
 class HandoverPlan:
-    """Plan from every rank of a sender to every rank of a receiver."""
+    """Plan of all transfers from one prefill worker to one decode worker, for every pair of ranks."""
 
     plans: tuple[tuple[TransferPlan, ...], ...]
-    """Plans by sender rank, then by receiver rank."""
+    """Transfer plans by sender rank, then by receiver rank."""
 
     def between(self, sender: int, receiver: int) -> TransferPlan:
         return self.plans[sender][receiver]
 
 
 def plan_hand_over(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> HandoverPlan:
-    """Return the plan between two workers' ranks, each in rank order. Raises LayoutMismatch by field."""
+    """Return the plan of all transfers from one worker to another. Raises LayoutMismatch, which names the
+    field.
+
+    `senders`, `receivers`: one KV layout for each rank of the worker, in rank order.
+    """
     check_fit(senders, receivers)
     by_group = [
         _plans(ours, theirs)
@@ -176,10 +183,10 @@ def plan_hand_over(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -
 
 
 def windows(runs: list[PageRun], window_bytes: int) -> list[Window]:
-    """Divide runs into puts of at most `window_bytes` each, so that a close waits for one window at most.
+    """Divide runs into windows, each for one write of at most `window_bytes`.
 
-    Together, the windows carry exactly the bytes of the runs, in order. Raises ValueError for a window of
-    no bytes.
+    Small windows bound the time until a closed room has no write under way. Together, the windows carry
+    exactly the bytes of the runs, in order. Raises ValueError if `window_bytes` is 0.
     """
     if window_bytes < 1:
         raise ValueError(f"a window of {window_bytes} bytes carries nothing")
@@ -204,7 +211,7 @@ def windows(runs: list[PageRun], window_bytes: int) -> list[Window]:
 
 
 def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -> list[PageRun]:
-    """Return runs of whole pages. Pages that are adjacent on both sides form one run."""
+    """Return the runs that copy whole pages. Pages that are adjacent on both sides form one run."""
     runs: list[PageRun] = []
     at = to = count = 0
     for mine, theirs in zip(source, target, strict=True):
@@ -220,10 +227,10 @@ def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -
 
 
 def _places(table: Sequence[int], page_bytes: int, each: int, length: int, begin: int, end: int) -> list[int]:
-    """Return the starts of pieces [begin, end) of a strip, of `length` bytes each, relative to the strip's
-    start.
+    """Return the byte offsets of pieces [begin, end) of a strip in the KV region, as if the strip began its
+    page.
 
-    `each`: number of pieces in a page of this side.
+    `table`: page table. `each`: number of pieces in a page of this side. `length`: bytes of one piece.
     """
     if each == 1:
         return [page * page_bytes for page in table[begin:end]]
@@ -231,7 +238,8 @@ def _places(table: Sequence[int], page_bytes: int, each: int, length: int, begin
 
 
 def _plans(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> list[list[GroupPlan]]:
-    """Return the plans of one group, by sender rank and receiver rank."""
+    """Return the plans of one KV group, by sender rank and receiver rank. `senders`, `receivers`: the group
+    on each rank."""
     holders: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, group in enumerate(senders):
         for place, each in enumerate(group.places()):
@@ -249,9 +257,10 @@ def _plans(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> list[lis
 
 
 def _plan(source: KvGroup, target: KvGroup, share: Sequence[tuple[int, int]]) -> GroupPlan:
-    """Return the plan of one group for a pair of ranks.
+    """Return the plan of one KV group for a pair of ranks.
 
-    `share`: pairs of positions of a (layer, head) in each side's page, in the order of the target page.
+    `share`: (layer, head) strips to copy, each as its index in the source page and in the target page. They
+    are in the order of the target page.
     """
     vectors = [source.vector_bytes(plane) for plane in source.planes]
     *before, together = accumulate(vectors, initial=0)
