@@ -1,5 +1,4 @@
-"""Common part of both sides of a hand-over: the rooms of a rank, the memory that they have, and the
-requests to the world that the driver has not taken yet."""
+"""Base class of both sides of a hand-over: the rooms of a rank, their memory, and requests to the driver."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,13 +21,14 @@ Q = TypeVar("Q")
 
 
 class HandOverSide(ABC, Generic[R, Q]):
-    """One rank's half of all hand-overs of its worker.
+    """State machine for one rank's part in all hand-overs of its worker, as sender or as receiver.
 
     `R`: class of the rank's record of a room. `Q`: class of the requests that only this side makes.
 
     Invariants:
 
-    * `one-retire`: a room leaves by RELEASE, which removes it from the roster and from the holdings.
+    * `one-retire`: a room leaves only by the effect RELEASE, which removes it from the roster and from the
+      holdings.
     * `exits-release-all`: all memory of a room is given back by RELEASE, and nowhere else.
     """
 
@@ -54,7 +54,7 @@ class HandOverSide(ABC, Generic[R, Q]):
         self._requests: list[Q | SideRequest] = []
 
     def take_requests(self) -> list[Q | SideRequest]:
-        """Return the requests made since the last call, in order."""
+        """Return the requests that this side has made to its driver since the last call, in order."""
         taken, self._requests = self._requests, []
         return taken
 
@@ -64,25 +64,26 @@ class HandOverSide(ABC, Generic[R, Q]):
         self.roster.cancel(room, cause, now_ms)
 
     def drain(self) -> None:
-        """Refuse new rooms. The worker may leave when its present rooms have ended."""
+        """Refuse new rooms from now on. The worker may leave when its present rooms have ended."""
         self.draining = True
 
     # ---- what is known on this rank
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
-        """Add evidence to a room. Return False if the room is not here."""
+        """Add one observed fact (evidence) to a room's record. Return False if this rank does not have the
+        room."""
         return self.roster.note(room, evidence)
 
     def fail(self, room: R, reason: Reason, text: str) -> None:
         room.note(Failed(Cause(reason, text)))
 
     def capacity(self) -> Capacity:
-        """Return what could be reserved right now."""
+        """Return the pages and slots that new rooms could reserve now, and the digest of the prefix cache."""
         holdings = self.holdings
         return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
 
     def may_leave(self) -> bool:
-        """Return whether this side drains and has no room left."""
+        """Return whether this side is draining and has no room left."""
         return self.draining and not len(self.roster)
 
     # ---- what moves do
@@ -100,8 +101,11 @@ class HandOverSide(ABC, Generic[R, Q]):
         compiled: bool,
         **own: Any,
     ) -> R:
-        """Enter a room that needs `pages` pages, by KV group. `own`: further fields of this side's record.
-        Raises Refusal."""
+        """Add the record of a new room to the roster. Return the record. Raises Refusal.
+
+        `pages`: number of pages that the room needs, by KV group. `own`: further fields of this side's
+        record.
+        """
 
         def make(place: int) -> R:
             return self._make(
@@ -123,19 +127,21 @@ class HandOverSide(ABC, Generic[R, Q]):
 
     @abstractmethod
     def perform(self, room: R, effect: Any, now_ms: int) -> None:
-        """Carry out the effect of a settled move. `effect`: one of the effects of this side."""
+        """Carry out the effect of a move that all ranks have agreed on. `effect`: one of the effects of this
+        side."""
 
     def _distrust(self, room: R) -> None:
-        """Stop the reuse of the pages that a room shares if its step failed.
+        """Remove a room's shared pages from the prefix cache if its engine step failed.
 
-        One of these pages may be the cause. The request's next room may open before this one is released,
-        and must not begin with them.
+        One of these pages may be the cause. The request's next room may open before this one is released, and
+        must not begin with them.
         """
         if room.ended_for is Reason.ENGINE_FAILED:
             self.holdings.distrust(room.id)
 
     def _release(self, room: R, now_ms: int) -> None:
-        """Remove the room from every table. No room leaves in another way (`one-retire`)."""
+        """Give back a room's memory and remove it from the roster. No room leaves in another way
+        (`one-retire`)."""
         self.holdings.give_back(room.id)
         self.roster.retire(room.id, now_ms)
         self._ask(Retired(room.id, room.proof, room.phase_ms))

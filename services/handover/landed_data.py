@@ -1,4 +1,5 @@
-"""Landed data of a decode rank: recognition and check of the record, the seal and the sum of the pages."""
+"""Recognition and checks of data that senders wrote into a decode rank's memory: record, seal and page
+sum."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ R = TypeVar("R", bound=ReceivingRoom)
 
 
 class LandedData(HandOverSide[R, ReceiverRequest]):
-    """Part of a receiving side that reads what senders wrote, on this rank alone."""
+    """Part of `ReceivingSide` that reads the data which prefill workers wrote into this rank's memory."""
 
     def __init__(
         self,
@@ -47,17 +48,19 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         self._near_s = near_s
 
     def awaited(self) -> Iterator[tuple[R, Slot]]:
-        """Yield the rooms in transfer whose seal was not seen, with their slots."""
+        """Yield the rooms in transfer whose seal has not been seen yet, each with its metadata slot."""
         for room in self.roster:
             if room.phase is Phase.TRANSFERRING and room.record is None:
                 yield room, self.holdings.get(room.id).slot
 
     def touched(self) -> list[R]:
-        """Return the rooms whose seal may have arrived. `poll` finds out."""
+        """Return the rooms whose metadata slot has something in the seal's part. `poll` then checks the
+        seal."""
         return [room for room, slot in self.awaited() if self.holdings.slots.is_touched(slot)]
 
     def near(self, now_s: float) -> bool:
-        """Return whether the record of some room arrived a short time ago, so that its seal is expected."""
+        """Return whether a seal is expected very soon, because some room's record arrived a short time
+        ago."""
         for room, slot in self.awaited():
             if room.near_until_s is None and announced(self.holdings.slots.view(slot)):
                 room.near_until_s = now_s + self._near_s
@@ -66,9 +69,9 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         return False
 
     def poll(self, room: R) -> bool:
-        """Look for the room's seal. Return True if something was found.
+        """Read a room's metadata slot if it is sealed. Return True if it is sealed or has wrong data.
 
-        Data of another tenancy or a broken record ends the room (`stale-never-served`).
+        A seal of another room or generation, or a broken record, ends the room (`stale-never-served`).
         """
         slot = self.holdings.get(room.id).slot
         generation = slot.generation
@@ -91,7 +94,7 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         return True
 
     def summed(self, room: R, total: int) -> None:
-        """Compare the complete sum of the landed pages with the sender's."""
+        """Compare the sum of a room's landed pages with the sender's sum. The room fails if they differ."""
         record = room.record
         if record is None:
             raise AssertionError(f"room {room.id} was summed without its record")
@@ -106,7 +109,7 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
 
     @abstractmethod
     def _begin_output(self, room: R, first: Token) -> None:
-        """Set the first token of a room."""
+        """Set the first output token of a room."""
 
     def _seal(self, room: R, record: MetadataRecord) -> None:
         room.note(Sealed(Generation(record.generation)))

@@ -1,8 +1,7 @@
-"""Growth of the rooms of a decode rank: pages that are taken while tokens are drawn, and the reserve for
-them.
+"""Growth of running rooms on a decode rank: pages for their output tokens, and the reserve for these pages.
 
-`baton.rooms.retraction` decides which choice gets pages. This module collects what that needs, and changes
-the holdings.
+`baton.rooms.retraction` decides which rooms get pages and which are retracted (preempted). This module
+collects the numbers for that, and changes the holdings.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,44 +16,44 @@ from baton.rooms.phases import Phase
 from baton.rooms.retraction import RunningRoom, Want, growth, spared, suffice
 
 AHEAD: Final = 2
-"""Factor by which more sequences may be granted than a step continues.
+"""Most sequences in granted rooms, as a multiple of the most sequences in a decode step.
 
-As many again may be in transfer or wait for the batch, so that the batch stays full while there is demand.
-A larger factor takes pages that running rooms could grow into. The additional rooms would be retracted
-first, after their prompts were computed in vain.
+So as many again may be in transfer or wait for the batch, which stays full while there is demand. A larger
+factor takes pages that running rooms could grow into. The additional rooms would be retracted first, after
+their prompts were computed in vain.
 """
 
 R = TypeVar("R", bound=ReceivingRoom)
 
 
 class Space(NamedTuple, Generic[R]):
-    """Pages for the rows of the next step."""
+    """Result of giving pages to the rows of the next decode step."""
 
     computed: Sequence[int]
-    """Indices of the rows that have all their pages, and whose rooms go on."""
+    """Indices of the rows that have all their pages and belong to no retracted room."""
     retracted: Sequence[R] = ()
-    """Rooms that are retracted to make space, the youngest first."""
+    """Rooms that are retracted (preempted) to make space, the youngest first."""
     wanted: int = 0
-    """Number of pages that were lacking, over all groups."""
+    """Number of pages that the rows lacked, over all KV groups."""
     given: int = 0
-    """Number of these pages that were free."""
+    """Number of lacking pages that were free and given to rows, over all KV groups."""
 
 
 class DraftReach(NamedTuple):
-    """Reach of a row with drafts."""
+    """Extent of a row with draft tokens, as far as its choice has pages."""
 
     stop: int
-    """Position at which the row ends: its choice has pages up to there."""
+    """Position at which the row ends. Its choice has pages up to there."""
     given: int
-    """Number of pages taken for the drafts, over all groups."""
+    """Number of pages that were reserved for the drafts, over all KV groups."""
 
 
 class PageGrowth(Generic[R]):
-    """Growth of the rooms of one rank. Every result follows from numbers that all ranks of the worker
-    share."""
+    """Pages for the growing output of one rank's rooms. Every result follows from numbers that all ranks of
+    the worker share."""
 
     def __init__(self, rooms: Iterable[R], holdings: Holdings, layout: KvLayout, running_max: int) -> None:
-        """Make it without growing choices. `rooms`: roster of the rank. `running_max`: most sequences of a
+        """Make it without granted rooms. `rooms`: roster of the rank. `running_max`: most sequences of a
         step."""
         self.lacks = False
         """Whether a running room waits for pages and no younger room is left to retract."""
@@ -65,12 +64,13 @@ class PageGrowth(Generic[R]):
         self._growing = 0
         """Number of choices of granted rooms whose pages do not yet cover their longest possible output."""
         self._rows_left = AHEAD * running_max
-        """Number of sequences that may still be granted. The further choices of the last room can make it
-        negative."""
+        """Number of sequences whose rooms may still be granted. The further choices of the last room can make
+        it negative."""
 
     @property
     def margin(self) -> PageCounts:
-        """Pages that stay free for growing choices, by KV group: one block for each. () if no choice grows.
+        """Number of pages to leave free for growing choices, by KV group: one block for each. () if no choice
+        grows.
 
         Without this reserve, a new room could force a retraction in its first step.
         """
@@ -78,7 +78,7 @@ class PageGrowth(Generic[R]):
 
     @property
     def rows(self) -> int:
-        """Number of sequences that may still begin."""
+        """Number of sequences whose rooms may still be granted pages."""
         return max(self._rows_left, 0)
 
     def granted(self, room: R) -> None:
@@ -87,8 +87,7 @@ class PageGrowth(Generic[R]):
         self.begins(room)
 
     def begins(self, room: R) -> None:
-        """Set the page tables of a granted room: the pages of each choice before growth, and how far they
-        are filled."""
+        """Set the page table of each choice of a granted room, and how many of its positions are filled."""
         pages = self._holdings.get(room.id).pages
         shared = tuple([table[:count] for table, count in zip(pages, room.division.shared, strict=True)])
         further = room.request.choices - 1
@@ -96,14 +95,15 @@ class PageGrowth(Generic[R]):
         room.filled = [room.request.prefill_tokens, *[room.division.shared_tokens] * further]
 
     def over(self, room: R) -> None:
-        """End the growth of a room: no page is reserved for it any more. Idempotent."""
+        """Stop to leave pages free for the growth of a room that has ended. Idempotent."""
         if room.pages:
             self._growing -= room.growing
             self._rows_left += room.rows
             room.pages = []
 
     def space_for(self, rows: Sequence[tuple[R, int, int]]) -> Space[R]:
-        """Give pages to the rows of the next step (`ReceivingSide.space_for`)."""
+        """Reserve pages for the rows of the next decode step, and choose the rooms to retract for them
+        (`ReceivingSide.space_for`)."""
         self.lacks = False
         lacking = [place for place, (room, choice, stop) in enumerate(rows) if stop > room.covered[choice]]
         if not lacking:
@@ -128,7 +128,8 @@ class PageGrowth(Generic[R]):
         return Space(computed, retracted, wanted, given)
 
     def reach(self, room: R, choice: int, stop: int) -> DraftReach:
-        """Return how far drafts of a row have pages (`ReceivingSide.reach`, `drafts-make-way`)."""
+        """Return how far the drafts of a row have pages. Reserves pages that can be spared
+        (`ReceivingSide.reach`, `drafts-make-way`)."""
         pages, given = self._lacking(room, choice, stop), 0
         if any(pages) and spared(pages, self._holdings.available, self.margin):
             self._grow(room, choice, stop, pages)
@@ -136,8 +137,8 @@ class PageGrowth(Generic[R]):
         return DraftReach(min(room.covered[choice], stop), given)
 
     def _holders(self) -> tuple[list[tuple[R, PageCounts]], PageCounts]:
-        """Return the running rooms with the pages that each would give back, and the pages of rooms about
-        to end."""
+        """Return the running rooms, each with the pages that its end would free, and the pages of rooms about
+        to end. Numbers of pages are by KV group."""
         coming: PageCounts = (0,) * len(self._block)
         running: list[tuple[R, PageCounts]] = []
         for room in self._rooms:
@@ -151,7 +152,7 @@ class PageGrowth(Generic[R]):
         return running, coming
 
     def _lacking(self, room: R, choice: int, stop: int) -> PageCounts:
-        """Return the number of pages, by group, that a choice lacks for these positions."""
+        """Return the number of pages that a choice lacks for the positions up to `stop`, by KV group."""
         needed = zip(self._layout.pages_for(stop), room.pages[choice], strict=True)
         return tuple([max(count - len(table), 0) for count, table in needed])
 

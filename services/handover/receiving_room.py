@@ -15,38 +15,42 @@ from baton.rooms.running_choices import RunningChoices
 
 @dataclass(slots=True, eq=False)
 class ReceivingRoom(Receiver):
-    """Record of one room on the receiving side. The driver's record is a subclass with its own fields."""
+    """Record of one room on a decode rank. The driver's record is a subclass with its own fields."""
 
     request: Request = field(kw_only=True)
     peer_name: str = field(default="", kw_only=True)
     division: ChoicePages = field(kw_only=True)
-    """Division of the room's pages among its choices."""
+    """Division of the room's pages among its choices: shared pages, and each choice's own."""
     pages: list[PageTables] = field(default_factory=list, init=False)
-    """Page tables of each choice, by KV group. Empty before the grant."""
+    """Page tables by choice index, each by KV group. Empty before the grant."""
     covered: list[int] = field(init=False)
-    """Number of leading positions that the pages of each choice cover, once granted."""
+    """Number of leading positions for which a choice has pages, by choice index. Valid once the room is
+    granted."""
     filled: list[int] = field(default_factory=list, init=False)
-    """Number of leading positions of each choice whose keys and values are computed, once admitted.
+    """Number of leading positions whose keys and values are computed, by choice index. Valid once admitted.
 
-    The next row of the choice begins there. Values of rejected drafts lie after it, and are overwritten
-    before they are read (`not-taken-never-read`).
+    The next row of a choice begins there. Values of rejected drafts lie after it, and are overwritten before
+    they are read (`not-taken-never-read`).
     """
     retracting: Cause | None = field(default=None, init=False)
-    """Cause of the room's retraction, or None. No row of it is computed any more, and its pages are given
-    to other rooms from the next turn on. Any other cause of an end takes precedence
+    """Cause of the room's retraction (preemption), or None. No row of a retracted room is computed any more,
+    and its pages go to other rooms from the next turn on. Any other cause of an end takes precedence
     (`retracted-is-no-failure`)."""
     prefix_tokens: int = field(default=0, init=False)
-    """Number of leading tokens whose pages were cached here when the room was granted."""
+    """Number of leading tokens whose pages were in this worker's prefix cache when the room was granted."""
     computed: int = field(default=0, init=False)
-    """Number of leading tokens whose KV is in the pages. Used by rooms whose prompt is computed here."""
+    """Number of leading tokens whose KV is in the pages. Used only if this worker computes the prompt
+    itself."""
     first: Token | None = field(default=None, init=False)
-    """First token drawn, by the sender or by this worker."""
+    """First output token, sampled by the sender or by this worker. None until it is known."""
     record: MetadataRecord | None = field(default=None, init=False)
-    """Metadata record as read together with its seal. Later writes of the peer to the slot are not read."""
+    """Metadata record of the room, as read together with its seal. None before that. Later writes of the peer
+    to the slot are not read."""
     near_until_s: float | None = field(default=None, init=False)
-    """Time in seconds until which the seal is polled without a pause. Set when the record has arrived."""
+    """Time, in seconds of the event loop's clock, until which the seal is polled without a pause. Set when
+    the record has arrived."""
     outputs: tuple[list[int], ...] = field(init=False)
-    """Output tokens of each choice."""
+    """Output token ids of each choice, by choice index."""
     ends: RunningChoices = field(init=False)
     concluded: bool = field(default=False, init=False)
 
@@ -57,7 +61,7 @@ class ReceivingRoom(Receiver):
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Tokens of choice 0 whose KV is in the pages. The KV of the last drawn token is not computed yet."""
+        """Tokens of choice 0 whose KV is in the pages: prompt and output without the last output token."""
         return (*self.request.prompt, *self.outputs[0][:-1])
 
     @property
@@ -66,7 +70,7 @@ class ReceivingRoom(Receiver):
 
     @property
     def complete(self) -> bool:
-        """Whether the whole prompt of a room that is computed here was computed."""
+        """Whether the whole prompt is computed, for a room whose prompt this worker computes itself."""
         return self.computed == self.request.prefill_tokens
 
     @property
@@ -75,7 +79,7 @@ class ReceivingRoom(Receiver):
 
     @property
     def runs(self) -> bool:
-        """Whether a next token is drawn for the room's unfinished choices."""
+        """Whether the room is decoding: a next token is sampled for its unfinished choices."""
         if self.phase is not Phase.SUCCESS:
             return False
         return not (self.finished or self.stopping or self.retracting is not None)
@@ -98,26 +102,28 @@ class ReceivingRoom(Receiver):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the caller has its whole answer. No later failure changes the outcome."""
+        """Whether the caller has the whole response. A later failure does not change the outcome."""
         return self.finished
 
     @property
     def undecided(self) -> bool:
-        """Whether the pages in transfer are neither proven complete nor found wrong."""
+        """Whether the room's pages are in transfer, and neither proven complete nor found wrong yet."""
         return self.phase is Phase.TRANSFERRING and not self.sealed and self.cause is None
 
     def tables(self, choice: int) -> PageTables:
-        """Return the page tables of one choice, by group."""
+        """Return the page tables of one choice, by KV group."""
         return self.pages[choice]
 
     @property
     def growing(self) -> int:
-        """Number of choices whose pages do not yet cover their longest possible output, once granted."""
+        """Number of choices whose pages do not yet cover their longest possible output. Valid once
+        granted."""
         return sum(covered < self.division.tokens_max for covered in self.covered)
 
     @property
     def margin(self) -> PageCounts:
-        """Pages to keep free for growth, by group: one block for each growing choice."""
+        """Number of pages to leave free for the room's growth, by KV group: one block for each growing
+        choice."""
         growing = self.growing
         return tuple([growing * count for count in self.division.block])
 
@@ -127,15 +133,15 @@ class ReceivingRoom(Receiver):
 
     @property
     def stays(self) -> bool:
-        """Whether the room cannot be retracted, because its output is too long for another room to
-        continue."""
+        """Whether the room cannot be retracted, because its prompt and output are too long for another room
+        to continue."""
         most = self.request.carried_tokens_max
         return 0 < most < len(self.request.prompt) + max(map(len, self.outputs))
 
     @property
     def kv_tokens(self) -> int:
-        """Number of tokens whose KV is in the room's pages, once admitted: the common prefix of all
-        choices, and all output tokens of each choice but the last."""
+        """Number of tokens whose KV is in the room's pages, once admitted. The common prefix of all choices
+        counts once, and the last output token of a choice does not count."""
         begun = len(self.request.output)
         drawn = sum(max(len(output) - begun - 1, 0) for output in self.outputs)
         return self.request.prefill_tokens + drawn

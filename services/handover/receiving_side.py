@@ -1,8 +1,8 @@
 """Hand-over decisions of one rank of a decode worker.
 
-The rank grants memory to senders, recognises what landed in it, and admits the room. If the room failed, it
-withholds the memory until no write can land there any more. See the package's docstring for how it is
-driven.
+The rank grants memory to prefill workers, recognises data that landed in it, and admits the room to decoding.
+If the room failed, the rank withholds the memory until no write can land there any more. See the package's
+docstring for how it is driven.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,19 +39,20 @@ from baton.rooms.timeline import Moment
 from baton.rooms.worker_load import WorkerLoad
 
 NEAR_S: Final = 0.01
-"""Seconds to poll for the seal once the record is there. The seal usually follows in a few milliseconds."""
+"""Seconds for which the seal is polled without pauses once the record has arrived. The seal usually follows
+in a few milliseconds."""
 
 R = TypeVar("R", bound=ReceivingRoom)
 
 
 class ReceivingSide(LandedData[R]):
-    """Receiving side of the hand-overs of one rank.
+    """State machine of one decode rank for all hand-overs that it receives.
 
     Invariants:
 
     * `exposure-on-page`: memory is marked exposed on every rank before a peer gets its address.
     * `no-free-under-write`: exposed memory is committed by its seal, or waits in quarantine for a proof.
-    * `stale-never-served`: landed data is used only if it belongs to this tenancy and is complete.
+    * `stale-never-served`: landed data is used only if it is complete and has the slot's present generation.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class ReceivingSide(LandedData[R]):
     ) -> None:
         """Make a side without rooms.
 
-        `exposure`: id of the exposure of this rank's memory. `ranks`: number of ranks of this worker.
-        `vocabulary`: number of token ids of the model. `near_s`: seconds to poll for a seal once its record
-        is there. `running_max`: most sequences of a step.
+        `exposure`: id under which this rank's memory is exposed to senders. `ranks`: number of ranks of this
+        worker. `vocabulary`: number of token ids of the model. `near_s`: seconds to poll for a seal without
+        pauses once its record has arrived. `running_max`: most sequences of a step.
         """
         super().__init__(
             make,
@@ -86,19 +87,19 @@ class ReceivingSide(LandedData[R]):
             near_s=near_s,
         )
         self.revoking = False
-        """Whether all ranks agreed on a revocation. The driver carries it out when no step runs
-        (`revoked`)."""
+        """Whether all ranks agreed on a revocation: to take the exposed memory back from all senders. The
+        driver carries it out when no step runs (`revoked`)."""
         self._exposure = exposure
         self._ranks = ranks
         self._granting: list[Grant] = []
         """Grants whose memory is exposed on this rank, and perhaps not yet on the others."""
         self._asked_to_revoke = False
         self._lacks_since_ms: int | None = None
-        """Time in milliseconds since which some running room has waited for pages without a break. None: no
-        room waits."""
+        """Time in milliseconds since which some running room has waited for pages without interruption. None
+        if no room waits."""
         self.page_growth = PageGrowth(self.roster, holdings, layout, running_max)
         self.beside_tokens = self.near_tokens = layout.block_tokens
-        """Prompt tokens of local rooms in a step that also has running sequences.
+        """Most prompt tokens that this worker computes in a step which also has running sequences.
 
         `near_tokens` is the limit while no sequence runs but one may soon. The leader sets both by command.
         """
@@ -116,7 +117,7 @@ class ReceivingSide(LandedData[R]):
         peer_name: str = "",
         compiled: bool = True,
     ) -> R:
-        """Enter a room that the registry opened. Raises Refusal."""
+        """Add a room that the bootstrap opened on this worker. Return its record. Raises Refusal."""
         division = ChoicePages(
             request.prefill_tokens,
             request.tokens_max,
@@ -150,23 +151,24 @@ class ReceivingSide(LandedData[R]):
         return opened
 
     def compute_here(self, room: RoomId, beside_tokens: int, near_tokens: int, why: str) -> None:
-        """Compute the room's prompt on this worker, as its leader decided (`mine-or-granted`).
+        """Compute a room's prompt on this decode worker, as its leader decided (`mine-or-granted`).
 
-        `beside_tokens`, `near_tokens`: prompt tokens of a step from now on. Has no effect on a room that is
-        granted or over.
+        `beside_tokens`, `near_tokens`: limits on the prompt tokens of a step from now on. A room that is
+        already granted or over is not changed.
         """
         self.beside_tokens, self.near_tokens = beside_tokens, near_tokens
         if room in self.roster and self._claim(self.roster.get(room), why):
             self._ask(ClaimRoom(room, self.roster.get(room).peer))
 
     def connected(self, sender: Incarnation) -> None:
-        """Note for all rooms of a sender that it is connected to this worker's memory."""
+        """Record for all rooms of a sender that it is connected to this worker's memory."""
         for room in self.roster:
             if room.peer == sender:
                 room.note(Connected())
 
     def cut(self, room: RoomId, choice: int) -> None:
-        """End one choice because its reader wants no more of it. Has no effect on a room that is over."""
+        """End one choice of a room because its caller wants no more of it. Has no effect on a room that is
+        over."""
         if room not in self.roster:
             return
         found = self.roster.get(room)
@@ -175,14 +177,14 @@ class ReceivingSide(LandedData[R]):
             self._end(found, choice, "cut off")
 
     def quiet(self, room: RoomId, generation: Generation) -> None:
-        """Note that the sender acknowledged the close of this room and generation. Raises PeerFault for
-        another generation."""
+        """Record that the sender acknowledged a room's close, so that it writes nothing more for the room.
+        Raises PeerFault for another generation."""
         if room in self.roster and self.roster.get(room).generation != generation:
             raise PeerFault(f"room {room}: quiet for generation {generation}, which is not ours")
         self.roster.note(room, Fenced(Proof.QUIET))
 
     def depart(self, sender: Incarnation) -> None:
-        """Note that a prefill process is gone, so that none of its writes can land any more.
+        """Record that a prefill process is gone, so that none of its writes can land any more.
 
         A hand-over that it finished before is complete, and is not lost (`drain-keeps-promises`).
         """
@@ -197,7 +199,8 @@ class ReceivingSide(LandedData[R]):
         self._ask(Forget(sender))
 
     def revoke(self) -> None:
-        """End every room whose memory is exposed, because all exposed memory is about to be moved."""
+        """End every room whose memory is exposed, because all exposed memory is about to be moved out of
+        senders' reach."""
         self.revoking = True
         for room in self.roster:
             if room.phase is Phase.TRANSFERRING:
@@ -207,14 +210,15 @@ class ReceivingSide(LandedData[R]):
     # ---- what is known on this rank alone
 
     def stepping(self, now_ms: int) -> None:
-        """Note that a step goes on or has ended: progress for all rooms whose prompts are computed here."""
+        """Record that a step is running or has ended. It counts as progress for rooms whose prompts are
+        computed here, and postpones their deadlines."""
         for room in (each for each in self.roster if each.phase is Phase.COMPUTING):
             room.progressed(now_ms)
 
     def computed(self, room: R, tokens: int, first: Token | None) -> None:
-        """Note that the first `tokens` tokens of a local room are in its pages.
+        """Record how many leading tokens this worker has computed for a room whose prompt it computes itself.
 
-        `first`: token drawn after the whole prompt, or None. Has no effect if the room has failed
+        `first`: token sampled after the whole prompt, or None. Has no effect if the room has failed
         meanwhile.
         """
         if room.phase is not Phase.COMPUTING:
@@ -225,8 +229,8 @@ class ReceivingSide(LandedData[R]):
             room.note(Computed())
 
     def drawn(self, room: R, choice: int) -> FinishReason | None:
-        """Note that a token was appended to the output of a choice. Return the finish reason if it was the
-        last."""
+        """Record that a sampled token was appended to the output of a choice. Return the finish reason if it
+        was the last one, or None."""
         room.filled[choice] = len(room.request.prompt) + len(room.outputs[choice]) - 1
         finish = room.request.finish_reason(room.outputs[choice])
         if finish is not None:
@@ -234,10 +238,11 @@ class ReceivingSide(LandedData[R]):
         return finish
 
     def revocation_due(self, now_ms: int, *, shut_out: bool) -> bool:
-        """Return whether the leader is to start a revocation now. True only once for each revocation.
+        """Return whether the leader should start a revocation now: take exposed memory back from all senders.
+        Return True only once for each revocation.
 
-        `shut_out`: some room's sender refuses to connect, because it has not seen the end of writes over a
-        broken connection.
+        `shut_out`: whether some room's sender refuses to connect, because it has not seen the end of writes
+        over a broken connection.
         """
         if not self.page_growth.lacks:
             self._lacks_since_ms = None
@@ -251,10 +256,11 @@ class ReceivingSide(LandedData[R]):
         return False
 
     def revoked(self, exposure: Incarnation, slots: memoryview) -> None:
-        """Note that all memory was moved and exposed under a new id, out of reach of all earlier senders.
+        """Record that all exposed memory was moved and exposed under a new id, out of reach of all earlier
+        senders.
 
-        This is the proof for every room in quarantine. Admitted rooms have the same pages at another
-        address. `slots`: memory of the metadata slots now.
+        This is the proof for every room in quarantine that no write can still land. Admitted rooms have the
+        same pages at another address. `exposure`: the new id. `slots`: memory of the metadata slots now.
         """
         self.holdings.slots.moved(slots)
         self._exposure = exposure
@@ -266,19 +272,20 @@ class ReceivingSide(LandedData[R]):
     # ---- a turn
 
     def capacity(self) -> Capacity:
-        """Return what could be reserved: nothing while a revocation is agreed, otherwise all but the
-        reserve for growth (`memory-as-used`)."""
+        """Return the pages and slots that new rooms could reserve now. They are none while a revocation is
+        agreed, and otherwise all but the reserve for growth (`memory-as-used`)."""
         if self.revoking:
             return NOTHING
         return super().capacity()._replace(margin=self.page_growth.margin, rows=self.page_growth.rows)
 
     def space_for(self, rows: Sequence[tuple[R, int, int]]) -> Space[R]:
-        """Give choices the pages that their rows of the next step write to.
+        """Reserve the pages that the rows of the next decode step write to. Return which rows have their
+        pages.
 
         If there are too few pages, rooms are retracted in the next turn, which is due at once. Call it only
         while no step runs on any rank. All ranks then have the same outputs, pages and counts, and decide
-        alike (`growth-is-agreed`). `rows`: (room, choice, positions that the row reaches to), at least of
-        all choices that lack pages.
+        alike (`growth-is-agreed`). `rows`: (room, choice, position at which the row ends), at least of all
+        choices that lack pages.
         """
         space = self.page_growth.space_for(rows)
         for room in space.retracted:
@@ -286,15 +293,16 @@ class ReceivingSide(LandedData[R]):
         return space
 
     def reach(self, room: R, choice: int, stop: int) -> DraftReach:
-        """Return how far towards position `stop` the drafts of a choice are computed in the next step.
+        """Return how far towards position `stop` the drafts of a choice can be verified in the next step.
 
-        Call it after `space_for`, under the same rules. Drafts take only pages that no running room may
-        need next, and retract no room (`drafts-make-way`).
+        Call it after `space_for`, under the same rules. Drafts take only pages that no running room may need
+        next, and retract no room (`drafts-make-way`).
         """
         return self.page_growth.reach(room, choice, stop)
 
     def load(self, running_max: int) -> WorkerLoad:
-        """Return the load by which the router places rooms here. `running_max`: most sequences of a step."""
+        """Return the load by which the router places rooms on this worker. `running_max`: most sequences of a
+        step."""
         nothing: PageCounts = (0,) * len(self.holdings.pools)
         needed, waiting, running, entered = nothing, 0, 0, RoomId(0)
         for room in self.roster:
@@ -308,7 +316,7 @@ class ReceivingSide(LandedData[R]):
         return WorkerLoad(free, needed, waiting, running, running_max, entered)
 
     def agreed(self) -> None:
-        """Send the grants of the turn before: every rank has exposed their memory by now."""
+        """Request to send the grants of the turn before: every rank has exposed their memory by now."""
         for grant in self._granting:
             self._ask(grant)
         self._granting.clear()
@@ -336,8 +344,12 @@ class ReceivingSide(LandedData[R]):
                 assert_never(effect)
 
     def _claim(self, room: R, why: str) -> bool:
-        """Make a room local if it is undecided. Return the same on all ranks, even if only this rank has
-        seen it end."""
+        """Make a room local: this worker computes its prompt. Return False if it is granted, over or local
+        already.
+
+        The result is the same on all ranks, even if only this rank has seen the room end. `why`: text for the
+        timeline.
+        """
         if not room.claim_local():
             return False
         self._report(room, Moment.LOCAL, why)
@@ -346,10 +358,10 @@ class ReceivingSide(LandedData[R]):
     # ---- what moves do
 
     def _grant(self, room: R) -> None:
-        """Reserve and expose memory for a room, and make its grant.
+        """Reserve and expose memory for a room, and make the grant for its sender.
 
-        The grant waits for all ranks. If a rank blanked its slot after the sender wrote it, the seal would
-        be lost.
+        The grant waits until all ranks have done so. If a rank zeroed its slot after the sender wrote to it,
+        the seal would be lost.
         """
         holding = self.holdings.take(room.id, room.pages_needed, room.request.tokens, room.request.salt)
         generation = holding.slot.generation
@@ -377,9 +389,9 @@ class ReceivingSide(LandedData[R]):
         self._report(room, Moment.GRANTED, detail)
 
     def _compute(self, room: R) -> None:
-        """Reserve memory for a room whose prompt is computed here. No peer learns of it.
+        """Reserve memory for a room whose prompt this worker computes itself. No peer learns of the memory.
 
-        The last token is always computed, because the next token is drawn from it.
+        The last token is always computed, because the next token is sampled from it.
         """
         known = room.request.tokens[:-1]
         holding = self.holdings.take(room.id, room.pages_needed, known, room.request.salt)
@@ -393,7 +405,7 @@ class ReceivingSide(LandedData[R]):
         room.outputs[0][:] = [*room.request.output, first.id]
 
     def _admit(self, room: R) -> None:
-        """Admit the room: its pages are committed."""
+        """Admit a room to decoding: commit its pages, and request to add its choices to the batch."""
         if room.first is None:
             raise AssertionError(f"room {room.id} was admitted without its first token")
         (self.holdings.own if room.local else self.holdings.commit)(room.id)
@@ -405,15 +417,19 @@ class ReceivingSide(LandedData[R]):
         self._ask(Join(room.id))
 
     def _retract(self, room: R, wanted: int) -> None:
-        """Retract the room. Its request continues in another room, after the output so far
-        (`retracted-is-no-failure`)."""
+        """Retract (preempt) a room for its pages. Its request continues in another room, after the output so
+        far (`retracted-is-no-failure`).
+
+        `wanted`: number of pages that older rooms lack.
+        """
         text = f"decode: its pages are needed by rooms that are older: {counted(wanted, 'page')} wanted"
         room.retracting = Cause(Reason.RETRACTED, text)
         drawn = counted(sum(map(len, room.outputs)), "token")
         self._report(room, Moment.RETRACTED, f"{drawn}, {counted(wanted, 'page')} wanted by those that run")
 
     def _end(self, room: R, choice: int, how: str) -> None:
-        """End one choice, and the room with its last choice (`choices-end-alone`)."""
+        """End one choice of a room, and the room with its last choice (`choices-end-alone`). `how`: reason,
+        for the timeline."""
         last, several = room.ends.end(choice), room.request.choices > 1
         detail = f"{counted(len(room.outputs[choice]), 'token')}, {how}"
         if several:
@@ -428,7 +444,7 @@ class ReceivingSide(LandedData[R]):
         self._report(room, Moment.FINISHED, detail)
 
     def _end_early(self, room: R) -> None:
-        """Conclude a room that ends before its choices did: the caller gets the cause at once."""
+        """Send the caller the cause of a room that ends before its choices did."""
         if room.cause is None:
             raise AssertionError(f"room {room.id} ended early without a cause")
         if not room.finished:

@@ -1,8 +1,7 @@
-"""Requests of the hand-over core to its driver.
+"""Requests that a side of a hand-over makes to its driver, as values.
 
-Requests are values. A side returns them in the order in which they are to be carried out
-(`HandOverSide.take_requests`). To carry one out decides nothing: its result enters the core as a command or
-as evidence.
+A side returns them in the order in which they are to be carried out (`HandOverSide.take_requests`). The
+driver decides nothing when it carries one out. The result enters the side as a command or as evidence.
 """
 
 from collections.abc import Mapping
@@ -20,48 +19,50 @@ from baton.rooms.timeline import Moment
 
 @dataclass(slots=True)
 class Report:
-    """Write a line of the room's timeline."""
+    """Request to write a line of the room's timeline."""
 
     room: RoomId
     moment: Moment
     detail: str = ""
     of_rank: bool = False
-    """Whether the line reports what this rank saw. Other lines report what the whole worker did."""
+    """Whether the line reports an observation of this rank alone. Other lines report actions of the whole
+    worker."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Send the room's caller its last reply: how the room ended."""
+    """Request to send the room's caller its last reply: how the room ended."""
 
     room: RoomId
     cause: Cause | None
-    """Cause of the end. None if the room was answered or handed over."""
+    """Cause of an early end. None if the room was answered or handed over."""
 
 
 @dataclass(slots=True)
 class Retired:
-    """Forget the room. All answers and timers that still wait for it are void."""
+    """Request to forget a room that is over. All answers and timers that still wait for it are void."""
 
     room: RoomId
     proof: Proof | None
     phase_ms: Mapping[Phase, int]
-    """Milliseconds spent in each phase."""
+    """Milliseconds that the room spent in each phase."""
 
 
 SideRequest: TypeAlias = Report | Outcome | Retired
-"""Requests that both sides make."""
+"""Request that either side of a hand-over may make."""
 
 
 @dataclass(slots=True)
 class Forget:
-    """Stop all calls to a peer whose process is gone. None of its writes can land any more."""
+    """Request to stop all calls to a peer whose process is gone. None of its writes can land any more."""
 
     peer: Incarnation
 
 
 @dataclass(slots=True)
 class Connect:
-    """Make this worker's memory known to the room's sender. Comes back as `Connected`."""
+    """Request to make this worker's memory known to the room's sender. The result comes back by
+    `ReceivingSide.connected`."""
 
     room: RoomId
     peer: Incarnation
@@ -69,7 +70,7 @@ class Connect:
 
 @dataclass(slots=True)
 class Grant:
-    """Send the room's sender the memory to write to. Every rank has exposed it."""
+    """Request to send the room's sender the memory to write to. Every rank has exposed it."""
 
     room: RoomId
     peer: Incarnation
@@ -78,12 +79,13 @@ class Grant:
     pages: PageTables
     slot: int
     prefix_tokens: int
-    """Number of leading tokens whose pages the receiver has cached."""
+    """Number of leading tokens whose pages the receiver has in its prefix cache."""
 
 
 @dataclass(slots=True)
 class ClaimRoom:
-    """Tell the room's sender that this worker computes the prompt itself, so that no grant follows."""
+    """Request to notify the room's sender that this worker computes the prompt itself, so that no grant
+    follows."""
 
     room: RoomId
     peer: Incarnation
@@ -91,19 +93,21 @@ class ClaimRoom:
 
 @dataclass(slots=True)
 class Close:
-    """Repeat the close until the sender proves that it writes nothing more for this tenancy. Comes back as
-    `ReceivingSide.quiet`."""
+    """Request to repeat a room's close until its sender proves that it writes nothing more for this
+    generation. The proof comes back by `ReceivingSide.quiet`."""
 
     room: RoomId
     peer: Incarnation
     generation: Generation
     doubtful: bool
-    """Whether the connection from this sender may be the cause. The next room then connects anew."""
+    """Whether the connection from this sender may be the cause of the failure. The next room then connects
+    anew."""
 
 
 @dataclass(slots=True)
 class SumPages:
-    """Sum the landed pages of the room, beginning at this token. Comes back as `ReceivingSide.summed`."""
+    """Request to sum the landed pages of a room from `first_token` on. The sum comes back by
+    `ReceivingSide.summed`."""
 
     room: RoomId
     first_token: int
@@ -111,18 +115,19 @@ class SumPages:
 
 @dataclass(slots=True)
 class Join:
-    """Add the room's choices to the batch, after its first token."""
+    """Request to add a room's choices to the decode batch. Its first token is known."""
 
     room: RoomId
 
 
 ReceiverRequest: TypeAlias = Connect | Grant | ClaimRoom | SumPages | Join | Close | Forget
-"""Requests of the receiving side, besides those of both sides (`SideRequest`)."""
+"""Request that only the receiving side makes, besides `SideRequest`."""
 
 
 @dataclass(slots=True)
 class BeginWrites:
-    """Prepare the room's writes from its pages and its slot. Its rows may be computed from now on."""
+    """Request to prepare the writes of a room from its pages and its slot. Its rows may be computed from now
+    on."""
 
     room: RoomId
     slot: Slot
@@ -130,29 +135,32 @@ class BeginWrites:
 
 @dataclass(slots=True)
 class SendPages:
-    """Write the whole pages among those of the first `tokens` tokens, which are computed."""
+    """Request to write the whole pages among those of the room's first `tokens` tokens, which are
+    computed."""
 
     room: RoomId
     tokens: int
     complete: bool
-    """Whether these are all tokens, so that the last page leaves even if it is not full."""
+    """Whether `tokens` are all tokens of the room, so that the last page is written even if it is not
+    full."""
 
 
 @dataclass(slots=True)
 class SendRecord:
-    """Write the record to each rank of the receiver."""
+    """Request to write the room's metadata record to each rank of the receiver."""
 
     room: RoomId
     record: MetadataRecord
-    """The record without the sum of the pages, which differs by the rank of the receiver."""
+    """Metadata record without the sum of the pages, which differs by the rank of the receiver."""
 
 
 @dataclass(slots=True)
 class SendSeal:
-    """Write the seal to each rank of the receiver. Every rank of this worker has written the rest."""
+    """Request to write the room's seal to each rank of the receiver. Every rank of this worker has written
+    the rest."""
 
     room: RoomId
 
 
 SenderRequest: TypeAlias = BeginWrites | SendPages | SendRecord | SendSeal | Forget
-"""Requests of the sending side, besides those of both sides (`SideRequest`)."""
+"""Request that only the sending side makes, besides `SideRequest`."""

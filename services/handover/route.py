@@ -1,4 +1,4 @@
-"""Route from one rank of a sender to one exposure of a receiver's memory."""
+"""Route from one prefill rank to the memory that a decode worker exposes to it."""
 
 from dataclasses import dataclass
 
@@ -9,31 +9,34 @@ from baton.pages.transfer_plan import TransferPlan
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One rank of the receiver that this rank writes to."""
+    """Rank of a decode worker that this prefill rank writes to."""
 
     peer: Incarnation
-    """Id of its transfer endpoint."""
+    """Id of the transfer endpoint of that rank."""
     plan: TransferPlan
-    """Plan of which page bytes go where. Empty if only the record is written there."""
+    """Plan of which page bytes go where. Empty if only the metadata record is written to that rank."""
     heads: tuple[GroupHead, ...]
-    """KV heads of this rank of the receiver."""
+    """KV heads that this rank of the receiver holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     exposure: Incarnation
-    """Exposure id of the receiver's rank 0. Grants name it, and it is the same on every rank."""
+    """Id under which the receiver's rank 0 exposes its memory now. Grants name it. It is the same on every
+    rank of the sender."""
     page_tokens: tuple[int, ...]
     """Tokens per page of the receiver, by KV group."""
     targets: tuple[Target, ...]
-    """Ranks to write to. For the elected rank these are all ranks of the receiver, in order."""
+    """Ranks of the receiver to write to. For the elected rank, which writes records and seals, they are all
+    ranks, in order."""
     endpoints: frozenset[Incarnation] = frozenset()
-    """Endpoint ids of all ranks of the receiver, so that all ranks of this worker answer alike."""
+    """Ids of the transfer endpoints of all ranks of the receiver. Every rank of the sender knows them, so
+    that all answer alike."""
 
     def revoked_by(self, exposure: Incarnation) -> bool:
-        """Return whether this memory was moved before its receiver made `exposure`, which then has a larger
-        id.
+        """Return whether the receiver moved this memory away before it made `exposure`, which then has a
+        larger id.
 
-        A Connect may arrive late. So a different id alone does not show which exposure is newer.
+        A connect message may arrive late. So a different id alone does not show which exposure is newer.
         """
         return self.exposure < exposure

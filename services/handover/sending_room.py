@@ -1,4 +1,4 @@
-"""Record of one room on the sending side of a hand-over."""
+"""Record of one room on a rank of a prefill worker."""
 
 from dataclasses import dataclass, field
 
@@ -12,27 +12,28 @@ from baton.rooms.sender import Sender
 
 @dataclass(slots=True, eq=False)
 class SendingRoom(Sender):
-    """Record of one room on the sending side. The driver's record is a subclass with its own fields."""
+    """Record of one room on a prefill rank. The driver's record is a subclass with its own fields."""
 
     request: Request = field(kw_only=True)
     peer_name: str = field(default="", kw_only=True)
     route: Route | None = field(default=None, init=False)
-    """Route to the memory that its grant names."""
+    """Route to the memory that the room's grant names. None before the grant."""
     pages: PageTables = field(default=(), init=False)
     """Page tables by KV group, in the order of the tokens. Empty before the pages are reserved."""
     begun: bool = field(default=False, init=False)
-    """Whether the room has its pages, so that it may be computed and written."""
+    """Whether the room has its pages, so that its prompt may be computed and written."""
     computed: int = field(default=0, init=False)
     """Number of leading tokens whose KV is in the pages."""
     cached: int = field(default=0, init=False)
     """Number of leading tokens whose KV was in the pages when they were reserved."""
     first: Token | None = field(default=None, init=False)
     likely_cached: int | None = field(default=None, init=False)
-    """Number of leading tokens whose KV was cached at the last look, before the room had its pages."""
+    """Number of leading tokens that were in the prefix cache when it was looked up, before the room had its
+    pages. None before that."""
 
     @property
     def complete(self) -> bool:
-        """Whether all known tokens were computed."""
+        """Whether all tokens of the prompt, and of the output that the room continues, were computed."""
         return self.computed == self.request.prefill_tokens
 
     @property
@@ -41,16 +42,16 @@ class SendingRoom(Sender):
 
     @property
     def reusable(self) -> tuple[int, ...]:
-        """Leading tokens whose cached KV the room may use.
+        """Leading tokens whose KV the room may take from the prefix cache.
 
-        The last token is always computed, because the next token is drawn from it. A prompt that is scored
+        The last token is always computed, because the next token is sampled from it. A prompt that is scored
         is computed whole (`scored-is-computed`).
         """
         return self.request.tokens[:-1] if self.request.prompt_logprobs is None else ()
 
     @property
     def succeeded(self) -> bool:
-        """Whether the room is handed over. No later failure changes the outcome."""
+        """Whether the room is handed over. A later failure does not change the outcome."""
         return self.phase is Phase.SUCCESS
 
     @property
@@ -59,7 +60,7 @@ class SendingRoom(Sender):
 
     @property
     def record(self) -> MetadataRecord:
-        """Return the metadata record for the receiver. Call it once the whole prompt is computed."""
+        """Metadata record for the receiver. Valid once the whole prompt is computed."""
         if self.first is None or self.grant is None:
             raise AssertionError(f"room {self.id} has a record before it was computed")
         return MetadataRecord(

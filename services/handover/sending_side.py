@@ -1,7 +1,7 @@
 """Hand-over decisions of one rank of a prefill worker.
 
-The rank reserves memory for a prompt, and decides what may be written to the receiver and when. Its own
-pages stay reserved until no write reads them any more. See the package's docstring for how it is driven.
+The rank reserves memory for a prompt, and decides which data may be written to the receiver, and when. Its
+own pages stay reserved until no write reads them any more. See the package's docstring for how it is driven.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,13 +40,13 @@ GIVEN_UP: Final = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room
 
 
 class Writes(Protocol):
-    """Progress of the writes of a room."""
+    """Progress of the writes of one room to its receiver."""
 
     @property
     def failure(self) -> str | None: ...
     @property
     def written(self) -> bool:
-        """Whether all pages and records of this rank were ready, and their writes are DONE."""
+        """Whether all pages and records of this rank were ready to send, and their writes are DONE."""
 
     @property
     def sealed(self) -> bool:
@@ -57,13 +57,13 @@ S = TypeVar("S", bound=SendingRoom)
 
 
 class SendingSide(HandOverSide[S, SenderRequest]):
-    """Sending side of the hand-overs of one rank.
+    """State machine of one prefill rank for all hand-overs that it sends.
 
     Invariants:
 
-    * `authorised-writer`: only the receiver that the registry named grants and closes a room.
-    * `written-before-sent`: a page leaves after it was computed.
-    * `seal-last`: the seal leaves after every rank has written the rest.
+    * `authorised-writer`: only the receiver that the bootstrap named grants and closes a room.
+    * `written-before-sent`: a page is sent after it was computed.
+    * `seal-last`: the seal is sent after every rank has written the rest.
     * `one-writer`: one rank writes records and seals.
     * `source-pinned`: a room's pages stay reserved until the writes that read them have ended.
     """
@@ -78,17 +78,17 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         *,
         elected: bool,
     ) -> None:
-        """Make a side without rooms. `elected`: whether this rank writes the records and seals of its
-        worker."""
+        """Make a side without rooms. `elected`: whether this rank is the one that writes its worker's records
+        and seals."""
         super().__init__(make, room_limit, holdings, layout, deadlines)
         self.elected = elected
         self._connections: list[Exception | None] = []
-        """Connections of this turn: None, or the error that each met on this rank."""
+        """Result of each connect of this turn on this rank: None, or its error."""
         self._sealing: list[S] = []
-        """Rooms sealed in this turn whose pages are not yet entered in the prefix cache."""
+        """Rooms sealed in this turn whose pages are not yet added to the prefix cache."""
 
     def take_requests(self) -> list[SenderRequest | SideRequest]:
-        """Return the requests made since the last call, in order.
+        """Return the requests that this side has made to its driver since the last call, in order.
 
         The pages of sealed rooms enter the prefix cache only when all requests of the turn are carried out.
         """
@@ -109,7 +109,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         peer_name: str = "",
         compiled: bool = True,
     ) -> S:
-        """Enter a room that the registry opened. Raises Refusal."""
+        """Add a room that the bootstrap opened on this worker. Return its record. Raises Refusal."""
         pages = self.layout.pages_for(request.prefill_tokens)
         if any(map(gt, pages, self.holdings.sizes)):
             raise Refusal(
@@ -132,13 +132,15 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return opened
 
     def connection(self, problem: Exception | None) -> None:
-        """Note one connection of this turn. `problem`: why this rank could not make it, or None."""
+        """Record the result of one connect of this turn on this rank. `problem`: error of the connect, or
+        None."""
         self._connections.append(problem)
 
     def revoke(self, receiver: Incarnation, exposure: Incarnation) -> None:
-        """End all rooms that write to an earlier exposure of the receiver's memory. They are proven quiet.
+        """End all rooms that write to an earlier exposure of the receiver's memory. They count as proven
+        quiet.
 
-        A write that is still under way reaches no memory in use. So its source pages may be used anew
+        A write that is still under way reaches no memory in use. So its source pages may be reused
         (`source-pinned`).
         """
         for room in self.roster:
@@ -148,7 +150,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
                 room.note(Fenced(Proof.REVOKED))
 
     def grant(self, room: RoomId, receiver: Incarnation, grant: Granted, route: Route | NotConnected) -> None:
-        """Take the receiver's grant: where the room is to be written.
+        """Record the receiver's grant of a room: the memory to write the room to.
 
         `route`: route to the exposure that the grant names, or the error that prevents one. Raises
         UnknownRoom, PeerFault, NotConnected, Truncated.
@@ -185,8 +187,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation, now_ms: int) -> None:
         """End a room that its receiver gave up.
 
-        The answer to a close is a proof (`ack-is-proof`). Raises PeerFault unless the room's own receiver
-        and tenancy are named.
+        The answer to a close is a proof that this worker writes nothing more (`ack-is-proof`). Raises
+        PeerFault unless the room's own receiver and generation are named.
         """
         if room in self.roster:
             found = self.roster.get(room)
@@ -197,7 +199,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         self.roster.cancel_by_peer(room, receiver, GIVEN_UP, now_ms)
 
     def depart(self, receiver: Incarnation) -> None:
-        """Note that a decode process is gone: none of its rooms can be handed over any more."""
+        """Record that a decode process is gone, and fail all its rooms: none can be handed over any more."""
         for room in self.roster:
             if room.peer == receiver:
                 self.fail(room, Reason.DECODE_LOST, f"decode worker {room.peer_name} is gone")
@@ -207,16 +209,16 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     # ---- what is known on this rank alone
 
     def stepping(self, now_ms: int) -> None:
-        """Note that a step goes on or has ended: progress for its rooms and for those that wait for the
-        next one."""
+        """Record that a step is running or has ended. It counts as progress for its rooms and for those that
+        wait for the next step, and postpones their deadlines."""
         for room in self.roster:
             if room.computable:
                 room.progressed(now_ms)
 
     def computed(self, room: S, tokens: int, first: Token | None, now_ms: int) -> bool:
-        """Note that the first `tokens` tokens of a room are in its pages.
+        """Record that the first `tokens` tokens of a room are in its pages, and request to send them.
 
-        `first`: token drawn after the whole prompt, or None. Return False, without effect, if the room has
+        `first`: token sampled after the whole prompt, or None. Return False, without effect, if the room has
         failed meanwhile.
         """
         room.busy = False
@@ -232,7 +234,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return True
 
     def sent(self) -> Iterator[S]:
-        """Return the rooms that have writes under way or may start some."""
+        """Yield the rooms that have writes under way or may start some."""
         for room in self.roster:
             if room.phase in GATED and room.begun and not room.sealed and room.cause is None:
                 yield room
@@ -261,7 +263,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return moved
 
     def unproven(self) -> list[S]:
-        """Return the failed rooms whose writes are not known to have ended.
+        """Return the failed rooms whose writes are not proven to have ended.
 
         No more writes are posted for them. Their pages stay reserved, because these writes read them.
         """
@@ -272,14 +274,13 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         ]
 
     def ended(self, room: S) -> None:
-        """Note that all writes of a failed room have ended."""
+        """Record that all writes of a failed room have ended."""
         room.note(Fenced(Proof.QUIET if room.begun else Proof.UNEXPOSED))
 
     def load(self, tokens_per_s: int, score_price: int = 0) -> WorkerLoad:
-        """Return the load by which the router places prompts here.
+        """Return the load by which the router places prompts on this worker. Arguments: see `WorkerLoad`.
 
-        Cached tokens are counted once for each room, and may differ when it begins. Arguments: see
-        `WorkerLoad`.
+        The cached tokens of a room are looked up once, and may be others when it begins.
         """
         waiting = scored = 0
         for room in self.roster:
@@ -309,16 +310,15 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     # ---- a turn
 
     def connects(self) -> int:
-        """Return how many connections of this turn, counted from the first, this rank could make."""
+        """Return how many connects of this turn succeeded on this rank before the first one that failed."""
         problems = [problem is not None for problem in self._connections]
         return problems.index(True) if True in problems else len(problems)
 
     def agreed(self, connects: int) -> Sequence[Exception | None]:
-        """Return the answer to each connection of this turn: None, or its error.
+        """Return the answer to each connect of this turn: None, or its error.
 
-        `connects`: number of connections, from the first, that every rank could make. After the first
-        failure, the result on other ranks is unknown. A caller that retries finds a connection that was
-        made.
+        `connects`: number of connects, from the first, that succeeded on every rank. After the first failure,
+        the result on other ranks is unknown. A caller that retries finds a connection that was made.
         """
         made, self._connections = self._connections, []
         unknown = NotConnected("not every rank of this prefill worker reaches the decode worker")
@@ -356,7 +356,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
                 assert_never(effect)
 
     def _answered(self, room: RoomId, receiver: Incarnation, answer: Evidence) -> S:
-        """Return the room that a receiver grants or claims. Raises UnknownRoom, PeerFault."""
+        """Return the room that a receiver's message grants or claims. Raises UnknownRoom, PeerFault."""
         if room not in self.roster:
             self.roster.note(room, answer)  # counted, and creates nothing
             raise UnknownRoom(f"room {room} is not known here")
@@ -380,8 +380,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         self._report(room, Moment.COMPUTING, detail)
 
     def _keep_sealed(self) -> None:
-        """Enter the pages of sealed rooms in the prefix cache: all ranks have them, and no write reads them
-        any more."""
+        """Add the pages of sealed rooms to the prefix cache. All ranks have computed them, and no write reads
+        them any more."""
         for room in self._sealing:
             self.holdings.keep(room.id, room.request.tokens)
         self._sealing.clear()
