@@ -1,9 +1,10 @@
-"""Ballot of one rank in a turn, and the verdict that all ranks take from it.
+"""Ballot of one rank in one turn, and the verdict that all ranks take from their ballots.
 
-A ballot is a vector of 64-bit integers of fixed shape, agreed element by element by MIN. A value that must be
-equal on all ranks is sent with its complement. The minimum of both is the value and its complement only if
-every rank sent the same. A wish that one rank can block is sent as 0 or 1. An ABORT carries its reason, so
-that ranks which saw nothing learn it in the same collective.
+A turn is one iteration of a worker's loop. In each, every rank votes on every room. A ballot is a vector of
+64-bit integers of fixed shape. The ranks agree by an all-reduce, which takes the minimum of each element over
+all ranks. A value that must be equal on all ranks is sent with its complement. The minimum of both is the
+value and its complement only if every rank sent the same. A wish that one rank can block is sent as 0 or 1.
+An ABORT carries its reason, so that ranks which saw nothing learn it in the same collective.
 
 [turn, ~turn, roster digest, ~digest, may compute, may leave, connects, vote of room 0, of room 1, …]
 
@@ -20,7 +21,7 @@ from baton.rooms.phases import Vote
 
 HEADER: Final = 7
 ROOMS_MAX: Final = (1 << 16) - HEADER
-"""Most rooms of a roster whose ballot every rank group takes."""
+"""Most rooms in a roster. A ballot with more would be longer than the longest that rank groups exchange."""
 _REASONS: Final = tuple(Reason)
 _VOTES: Final = tuple(Vote)
 
@@ -32,14 +33,15 @@ class Ballot:
     may_compute: bool
     """Whether this rank's engine is free to start a step."""
     may_leave: bool
-    """Whether this rank is draining and holds nothing."""
+    """Whether this rank is draining and holds no room any more."""
     votes: Sequence[Vote]
     reasons: Mapping[int, Reason] = field(default_factory=dict)
-    """Reasons of its ABORT votes, by room index."""
+    """Reasons of this rank's ABORT votes, by index of the room in the roster."""
     connects: int = 0
-    """Number of the turn's connections, from the first on, that this rank could make."""
+    """Number of connections to other workers that this rank could make this turn, counted up to the first
+    failure."""
     _words: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Encoded form, once it was needed."""
+    """Encoded ballot, stored by the first call of `encode` and empty before."""
 
     def encode(self) -> Sequence[int]:
         words = self._words
@@ -52,7 +54,7 @@ class Ballot:
         return words
 
     def verdict(self) -> "Verdict":
-        """Return the verdict of a group in which no other rank wishes for less."""
+        """Return the verdict that follows if no other rank's ballot is lower than this one anywhere."""
         reasons = dict(self._given()) if self.reasons else {}
         return Verdict(self.may_compute, self.may_leave, tuple(self.votes), reasons, self.connects)
 
@@ -62,18 +64,21 @@ class Ballot:
 
 class Verdict(NamedTuple):
     compute: bool
-    """Whether every rank's engine is free. Then all start the step that their equal tables name."""
+    """Whether the engine of every rank is free. If so, all ranks start the step that follows from their equal
+    tables."""
     leave: bool
     votes: tuple[Vote, ...]
     reasons: Mapping[int, Reason]
-    """Reasons of the ABORTs, by room index. If ranks gave several, the one listed last in `Reason`."""
+    """Reasons of the agreed ABORTs, by index of the room. If ranks gave several, the one listed last in
+    `Reason`."""
     connects: int = 0
-    """Number of the turn's connections, from the first on, that every rank could make."""
+    """Number of connections to other workers that every rank could make this turn, counted up to the first
+    failure."""
 
 
 def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
-    """Decode the minimum over all ranks. Raises RostersDiverged if ranks disagree on the turn or on their
-    rooms."""
+    """Decode the minimum of all ranks' ballots into a verdict. Raises RostersDiverged if ranks disagree on
+    the turn or on their rooms."""
     if len(agreed) != HEADER + len(mine.votes):
         raise RostersDiverged(f"turn {mine.turn}: {len(agreed)} words agreed, {len(mine.votes)} places here")
     turn, turn_complement, digest, digest_complement, compute, leave, connects = agreed[:HEADER]
@@ -84,7 +89,7 @@ def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
             f"turn {mine.turn}: ranks hold different rooms (digests {digest:#x} to {~digest_complement:#x})"
         )
     if agreed == mine.encode():
-        return mine.verdict()  # as nearly always: one look at each place is saved
+        return mine.verdict()  # nearly always so, and cheaper than decoding each element
     words = agreed[HEADER:]
     reasons = {}
     if min(words, default=0) < 0:

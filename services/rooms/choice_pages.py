@@ -1,9 +1,9 @@
-"""Page counts of a room with several choices: shared pages, and each choice's own.
+"""Page counts of a room with several choices: the pages that all choices share, and the pages of each choice.
 
 All choices read the whole blocks of their common beginning, and none writes there (`shared-is-read-only`). A
-block is the fewest positions for which every KV group has whole pages. Each further choice computes the last
-known token once more, since its draw needs the logits. So the page of that token, and all pages after it, are
-each choice's own (`choices-apart`).
+block is the fewest positions for which every KV group has whole pages. Each choice after the first computes
+the last known token once more, since its draw needs the logits. So each choice has its own copy of the page
+of that token, and of all pages after it (`choices-apart`).
 """
 
 from dataclasses import dataclass, field
@@ -14,25 +14,26 @@ from baton.ids import PageCounts
 
 @dataclass(slots=True)
 class ChoicePages:
-    """Page counts of one room, computed once from numbers that all ranks share."""
+    """Page counts of one room with one or more choices, computed once from numbers that all ranks share."""
 
     known_tokens: int
-    """Tokens that every choice begins with, at least 1."""
+    """Number of tokens that every choice begins with (the prompt and earlier output), at least 1."""
     tokens_max: int
     """Most tokens of one choice whose KV is stored, at least `known_tokens`."""
     choices: int
     page_tokens: tuple[int, ...]
-    """Tokens per page, by KV group."""
+    """Number of tokens per page, by KV group."""
     shared_tokens: int = field(init=False)
-    """Leading tokens whose pages all choices share."""
+    """Number of leading tokens whose pages all choices of the room share."""
     shared: PageCounts = field(init=False)
-    """Shared pages, by KV group."""
+    """Number of pages that all choices of the room share, by KV group."""
     needed: PageCounts = field(init=False)
-    """Pages of all choices together at their full length, by KV group."""
+    """Number of pages that all choices of a room take together at their full length, by KV group."""
     first: PageCounts = field(init=False)
-    """Pages of a grant, by KV group: those of the known tokens and one more block (`memory-as-used`)."""
+    """Pages that decode grants when the room begins, by KV group: those of the known tokens and one more
+    block (`memory-as-used`)."""
     block: PageCounts = field(init=False)
-    """Pages of one block, by KV group. No row of a step takes more of its own."""
+    """Pages of one block, by KV group. A choice grows by at most this many pages in one step."""
 
     def __post_init__(self) -> None:
         block = lcm(*self.page_tokens)
@@ -46,32 +47,32 @@ class ChoicePages:
 
     @property
     def each(self) -> PageCounts:
-        """Pages of one choice with the shared ones, by KV group."""
+        """Pages of one choice at its full length, by KV group. The shared pages are included."""
         return self.pages_for(self.tokens_max)
 
     @property
     def begun(self) -> list[int]:
-        """Leading positions that have pages once the room is granted, by choice."""
+        """Number of leading positions that have pages once the room is granted, by choice."""
         return [self.positions(self.first), *[self.shared_tokens] * (self.choices - 1)]
 
     def positions(self, pages: PageCounts) -> int:
-        """Return the leading positions that `pages` of each group hold."""
+        """Return how many leading KV positions fit `pages`, which are page counts by KV group."""
         return min([count * size for count, size in zip(pages, self.page_tokens, strict=True)])
 
     def pages_for(self, tokens: int) -> PageCounts:
-        """Return the pages of `tokens` tokens of one choice, by KV group."""
+        """Return how many pages `tokens` tokens of one choice take, by KV group."""
         return tuple([-(-tokens // size) for size in self.page_tokens])
 
 
 def positions_of(known_tokens: int, tokens_max: int, choices: int, block_tokens: int) -> int:
-    """Return the positions of a cache that all choices of a room take, in whole blocks."""
+    """Return the KV positions that all choices of a room take together at full length, in whole blocks."""
     (blocks,) = ChoicePages(known_tokens, tokens_max, choices, (block_tokens,)).needed
     return blocks * block_tokens
 
 
 def longest_of(known_tokens: int, choices: int, tokens: int, block_tokens: int) -> int:
-    """Return the most positions of each of `choices` in a cache of `tokens` positions. Fewer than
-    `known_tokens` if it does not hold them."""
+    """Return how many KV positions each of `choices` can have in a cache of `tokens` positions. Fewer than
+    `known_tokens` if the known tokens do not fit."""
     shared = (known_tokens - 1) // block_tokens
     blocks = tokens // block_tokens + (choices - 1) * shared
     return blocks // choices * block_tokens

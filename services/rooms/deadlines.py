@@ -1,9 +1,9 @@
 """Deadlines of the phases of a room.
 
-Every phase has one (`deadline-everywhere`), which starts when the phase is entered. A phase that waits for
-capacity (`Room.WAITS`) lasts as long as its request may, if the room's opener gave that time: waiting is not
-lack of progress (`waiting-has-no-deadline`). Its own deadline is for rooms without that time. The loss of a
-peer shows by its lease or its stream. A deadline changes a vote, never a phase, and frees no page.
+Every phase has a deadline (`deadline-everywhere`), which starts when the room enters the phase. In a phase
+that waits for capacity (`Room.WAITS`), the request's own time-out takes the deadline's place if the opener
+gave one. Waiting for capacity is not lack of progress (`waiting-has-no-deadline`). The loss of a peer is
+detected by its lease or its stream. A deadline changes a vote. It never changes a phase, and frees no page.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,17 @@ from baton.rooms.phases import Phase
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time allowed in each phase, in milliseconds."""
+    """Time allowed in each phase of a room, in milliseconds."""
 
     bootstrapping_ms: int
     waiting_ms: int
     transferring_ms: int
     success_ms: int
-    """For a sender: until it is retired. For a receiver: all of decoding, if its request's time is
-    unknown."""
+    """Time allowed in SUCCESS, in milliseconds. On prefill, until the room is retired. On decode, for all of
+    decoding, if the request has no time-out of its own."""
     fence_ms: int
-    """Time in which a proof is sought by asking, before the memory is revoked (`baton.rooms.quarantine`)."""
+    """Time for a sender to prove that it writes no more to a failed room's memory, in milliseconds. After
+    that, the memory is revoked (`baton.rooms.quarantine`)."""
 
     def for_phase(self, phase: Phase) -> int:
         return _FIELDS[phase](self)
@@ -38,4 +39,5 @@ _FIELDS: Final[Mapping[Phase, Callable[[Deadlines], int]]] = {
     Phase.SUCCESS: attrgetter("success_ms"),
     **dict.fromkeys((Phase.FAILED, Phase.RETIRED), attrgetter("fence_ms")),
 }
-"""Deadline by phase. It is read for each room in each turn, so it is a table and not a match."""
+"""Function that reads a phase's deadline from `Deadlines`, by phase. It is called for each room in each turn,
+so this is a table and not a match."""

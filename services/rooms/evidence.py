@@ -1,4 +1,4 @@
-"""Facts that one rank can observe about one room. They are only added, never taken back."""
+"""Evidence: facts that one rank can observe about one room. Facts are added and never taken back."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,40 +8,41 @@ from baton.rooms.errors import Cause
 
 
 class Proof(Enum):
-    """Proof that no write to a room's memory can still land (`proof-not-time`). A timer is none."""
+    """Proof that no write to a room's memory can still land (`proof-not-time`). The end of a timer is no
+    proof."""
 
     UNEXPOSED = "unexposed"
-    """No peer ever got the addresses of the memory."""
+    """No other worker ever got the addresses of the memory."""
     DONE = "done"
-    """The seal is there, which is written only when all transfers of the room are DONE on every sender
-    rank."""
+    """The seal was read. It is written only when all transfers of the room are DONE on every rank of
+    prefill."""
     QUIET = "quiet"
-    """Every sender rank acknowledged the close: its transfers have ended, and it posts no more."""
+    """Every rank of the sender has confirmed that its transfers have ended, and that it posts no more."""
     DEAD = "dead"
-    """The sender's process is known to be gone."""
+    """The sender's process is known to have ended."""
     REVOKED = "revoked"
-    """The memory was taken from the writer: its mapping was torn down and made anew elsewhere."""
+    """The memory was taken from the sender: its mapping was torn down and made anew at other addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The sender's worker knows the receiver's memory, and both layouts map onto each other."""
+    """Evidence on decode: the prefill worker knows decode's memory, and both layouts map onto each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The receiver reserved memory for this room and sent its addresses to the sender."""
+    """Evidence on prefill: decode reserved memory for this room and sent its addresses."""
 
     generation: Generation
     pages: PageTables
     slot: int
     prefix_tokens: int = 0
-    """Leading prompt tokens that the receiver already holds. Their pages are not sent."""
+    """Number of leading prompt tokens that decode already has in its cache. Their pages are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """`pages` pages of the room, by KV group, are visible in the memory of this rank of the receiver."""
+    """Evidence on decode: `pages` pages of the room, by KV group, have arrived in this rank's memory."""
 
     generation: Generation
     pages: PageCounts
@@ -49,41 +50,45 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """This rank of the sender has computed all that it sends, and its writes are DONE."""
+    """Evidence on prefill: this rank has computed all that it sends for the room, and its writes are DONE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """On the receiver: its record is in the slot. On the sender: the write of the seal is DONE."""
+    """Evidence that the room is sealed. On decode: the record is in the metadata slot. On prefill: the write
+    of the seal is DONE."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The prompt of a local room is computed on the receiver, and its first token is drawn."""
+    """Evidence on decode: the prompt of a room without prefill (a local room) is computed, and its first
+    token is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """This rank has compiled the request's grammar, and can constrain draws by it."""
+    """Evidence that this rank has compiled the request's grammar, and can constrain draws by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Something ended the room. The first cause stays."""
+    """Evidence that something ended the room. Only the first cause is remembered."""
 
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The work is done: the sequence has ended (receiver), or all was reported (sender)."""
+    """Evidence that the room's work is done: on decode, the sequence has ended; on prefill, all was
+    reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """No write of this room can still land or be in flight. `proof` says how that is known."""
+    """Evidence that no write to this room's memory can still land or be in flight. `proof`: how that is
+    known."""
 
     proof: Proof
 

@@ -1,4 +1,4 @@
-"""Phases of a room on one rank, and the moves between them. Theory of operation.
+"""Phases of a room on one rank, and the table of moves between them.
 
 Seven state machines take part in a hand-over. This module has the first, once as a table for each side.
 
@@ -14,6 +14,9 @@ Seven state machines take part in a hand-over. This module has the first, once a
     lease      the router: `Worker.state`       joining, ready, suspect, draining, gone
     request    the router: `RequestStream`      queued, in a room, paused or retrying, answered, failed
 
+A holding is all that one room has of a rank's memory: its pages and its metadata slot. An exposure is one
+registration of a rank's memory, whose addresses senders get. A route is a sender's connection to it.
+
 A rank never moves a room by itself. It adds evidence to the room and votes. The minimum over all ranks is the
 verdict, and every rank makes the same move in the same turn (`apply-verdict`). The move's effect tells the
 rank what to do to the other machines:
@@ -26,7 +29,7 @@ rank what to do to the other machines:
     sender: -> SEALING (SEAL)         The writes of every rank are done. The elected rank writes the seal.
     receiver: -> SUCCESS (ADMIT)      Pages and seal are there on every rank. Pages and holding become
                                       committed.
-    any: -> FAILED (FENCE)            Exposed pages and the holding become quarantined. Others wait.
+    any: -> FAILED (FENCE)            Exposed pages and the holding become quarantined.
     any: -> RETIRED (RELEASE)         The holding is given back. Pages become free, or cached.
 
 Three moves of other machines act on rooms, and all of them arrive as evidence or as a cause:
@@ -46,7 +49,7 @@ from typing import Final, TypeAlias
 
 
 class Side(Enum):
-    __hash__ = object.__hash__  # of the name, as it would be, is made anew at each look into a table
+    __hash__ = object.__hash__  # Enum's own would hash the name at each look-up in a table
     PREFILL = "prefill"
     DECODE = "decode"
 
@@ -54,25 +57,30 @@ class Side(Enum):
 class Phase(Enum):
     __hash__ = object.__hash__
     BOOTSTRAPPING = "bootstrapping"
-    """Sender: it has no destination yet. Receiver: it is not connected to the sender yet."""
+    """On prefill: the room has no destination pages yet. On decode: it is not connected to the prefill worker
+    yet."""
     WAITING_FOR_INPUT = "waiting_for_input"
-    """Sender: it has a destination, and waits for pages to compute into. Receiver: it waits for pages."""
+    """On prefill: the room has a destination, and waits for pages to compute into. On decode: it waits for
+    pages."""
     TRANSFERRING = "transferring"
-    """Sender: it computes and pushes. Receiver: its memory is exposed, and not ready on every rank."""
+    """On prefill: the prompt is computed and its pages are sent. On decode: the room's memory is exposed to
+    the sender, and pages and seal have not arrived on every rank."""
     COMPUTING = "computing"
-    """Receiver of a local room: it computes the prompt itself, and exposes nothing."""
+    """On decode, for a local room: this worker computes the prompt itself, and exposes no memory."""
     SEALING = "sealing"
-    """Sender: every rank's pages are written; the elected rank writes the record and the seal."""
+    """On prefill: the pages of every rank are written. The elected rank writes the record and the seal."""
     SUCCESS = "success"
-    """Sender: the record is sealed. Receiver: the room has joined the batch."""
+    """On prefill: the record is sealed. On decode: the room has joined the batch."""
     FAILED = "failed"
-    """A cause is known. It is not proven yet that the room's memory is safe to reuse."""
+    """The room has failed, and its cause is known. It is not proven yet that its memory can be reused
+    safely."""
     RETIRED = "retired"
-    """Everything was given back. The room has left the roster."""
+    """All memory of the room was given back, and it has left the roster."""
 
 
 class Vote(IntEnum):
-    """Vote of one rank. The verdict is the minimum over ranks, so one ABORT aborts all."""
+    """Vote of one rank on one room in a turn. The minimum over all ranks is the verdict, so one ABORT aborts
+    the room on every rank."""
 
     ABORT = 0
     STAY = 1
@@ -80,38 +88,40 @@ class Vote(IntEnum):
 
 
 class Effect(Enum):
-    """Effect of a move of either side on the world."""
+    """Action that a rank carries out after a move of a room. These actions are the same on prefill and
+    decode."""
 
     QUEUE = "queue"
-    """Wait for capacity. The room has no memory yet."""
+    """Let the room wait for pages and a slot. It has no memory yet."""
     STOP = "stop"
-    """A room in SUCCESS is to end early, on every rank: take it out of the batch."""
+    """End a room in SUCCESS early, on every rank: take it out of the batch."""
     FENCE = "fence"
-    """Stop, quarantine what a peer may still write to, and seek the proof that it no longer can."""
+    """Stop the room's work, and quarantine the memory that a peer may still write to. Seek the proof that the
+    peer no longer can."""
     RELEASE = "release"
-    """Give back the room's pages and slot."""
+    """Give the room's pages and slot back."""
 
 
 class SenderEffect(Enum):
-    """Effects of the sender's own moves."""
+    """Actions that a prefill rank alone carries out after a move of a room."""
 
     COMPUTE = "compute"
-    """Reserve pages and start computing."""
+    """Reserve pages and start to compute the prompt."""
     SEAL = "seal"
-    """All pages of all ranks are written. The elected rank may write the seal."""
+    """Write the seal, on the elected rank. All pages of all ranks are written by now."""
     REPORT = "report"
-    """The record is sealed. Report that to the caller."""
+    """Report to the caller that the room's record is sealed."""
 
 
 class ReceiverEffect(Enum):
-    """Effects of the receiver's own moves."""
+    """Actions that a decode rank alone carries out after a move of a room."""
 
     GRANT = "grant"
-    """Reserve pages and a zeroed slot, expose them, and send the destination."""
+    """Reserve pages and a zeroed metadata slot, expose them, and send their addresses to prefill."""
     COMPUTE = "compute"
-    """Reserve pages and start to compute the prompt of a local room."""
+    """Reserve pages and start to compute the prompt of a local room, which has no prefill worker."""
     ADMIT = "admit"
-    """The pages are this room's for good. Join the batch."""
+    """Let the room join the batch. No other worker writes to its pages from now on."""
 
 
 AnyEffect: TypeAlias = Effect | SenderEffect | ReceiverEffect
@@ -149,7 +159,7 @@ LOCAL_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | ReceiverEff
     (Phase.COMPUTING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     **{way: move for way, move in _ENDINGS.items() if way[0] is not Phase.TRANSFERRING},
 }
-"""Moves of a receiver that computes the prompt itself."""
+"""Moves of a local room: one whose prompt the decode worker computes itself."""
 
 GATED: Final = frozenset({Phase.TRANSFERRING, Phase.COMPUTING, Phase.SEALING})
-"""Phases that only an ABORT ends while a rank is not ready (`gate-before-agree`)."""
+"""Phases that a room leaves only when every rank is ready, or by an ABORT (`gate-before-agree`)."""

@@ -1,8 +1,9 @@
-"""Rule for taking quarantined memory back from its writers.
+"""Rule for taking quarantined memory back from senders that do not answer.
 
-A live sender answers its close within a window of writes, which ends the quarantine cheaply. One that neither
-answers nor is known to be dead would hold the pages for ever. Time is not the proof: it starts the step that
-makes one (`proof-not-time`).
+Memory of a failed room is quarantined while its sender may still write to it. A live sender answers the close
+of the room within a window of writes, which ends the quarantine cheaply. A sender that neither answers nor is
+known to be dead would hold the pages without end. Elapsed time is no proof that it writes no more. It only
+starts the revocation, which makes such a proof (`proof-not-time`).
 """
 
 from collections.abc import Iterable
@@ -15,25 +16,29 @@ from baton.rooms.receiver import Receiver
 
 SHARE: Final = 0.5
 HURRY: Final = 10
-"""Divisor of the waiting time under pressure: the quarantine holds more than SHARE of all pages, or the
-oldest running room has lacked pages for that time with no room left to retract."""
+"""Divisor of the waiting time before revocation, if pages are scarce.
+
+Pages are scarce if the quarantine holds more than SHARE of them. They are also scarce if the oldest running
+room has lacked pages for the divided time, and no room is left to retract.
+"""
 
 
 def in_quarantine(room: Receiver) -> bool:
-    """Return whether a failed room's memory was exposed, and nothing proves yet that no write can land."""
+    """Return whether a failed room's memory was exposed to a sender that may still write to it."""
     return room.phase is Phase.FAILED and room.generation is not None and room.proof is None
 
 
 def revocation_due(
     rooms: Iterable[Receiver], now_ms: int, pages: PageCounts, *, lacks_since_ms: int | None = None
 ) -> bool:
-    """Return whether a proof is overdue: after `fence_ms`, or sooner under pressure.
+    """Return whether it is time to revoke quarantined memory: after `fence_ms`, or sooner if pages are
+    scarce.
 
-    `pages`: size of each group's pool. `lacks_since_ms`: time since which a running room has lacked pages. A
-    short lack is normal while another room is about to begin.
+    `pages`: number of pages of the worker, by KV group. `lacks_since_ms`: time since which a running room has
+    lacked pages. A short lack is normal while another room is about to begin.
 
-    Proofs are equal on all ranks, except for a seal: if this rank has read one and another has not, the room
-    stays (`room-ends`).
+    Proofs are equal on all ranks, except for a seal. If this rank has read a seal and another has not, the
+    room stays until then (`room-ends`).
     """
     failed = [room for room in rooms if room.phase is Phase.FAILED]
     quarantined = [room for room in failed if in_quarantine(room) or _lingers(room)]
@@ -48,5 +53,5 @@ def revocation_due(
 
 
 def _lingers(room: Receiver) -> bool:
-    """Return whether a failed room stays only because another rank has not read its seal."""
+    """Return whether this rank has read a failed room's seal, so that the room only waits for other ranks."""
     return room.phase is Phase.FAILED and room.proof is Proof.DONE

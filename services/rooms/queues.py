@@ -1,21 +1,22 @@
-"""Queues in which a room may stand on its worker, by SGLang's names."""
+"""Queues in which a room may wait on its worker, under SGLang's names."""
 
 from enum import StrEnum
 
 
 class RoomQueue(StrEnum):
-    """Queue of a room, in the order in which a request passes through them. Metrics and pages show these
-    names."""
+    """Queue that a room is in, listed in the order in which a request passes through them. Metrics and pages
+    show these names."""
 
     BOOTSTRAP = "bootstrap"
-    """Prefill: the destination is not known on every rank."""
+    """Queue of rooms on prefill whose destination pages are not known on every rank yet."""
     PREALLOC = "prealloc"
-    """Decode: the room has no pages."""
+    """Queue of rooms on decode that have no pages yet."""
     TRANSFER = "transfer"
-    """Decode: pages are granted, and have not landed on every rank."""
+    """Queue of rooms on decode whose granted pages have not arrived on every rank."""
     WAITING = "waiting"
-    """Prefill: the prompt is not computed to its end. Decode: a sequence does not fit the batch."""
+    """Queue of rooms that wait for computation. On prefill, the prompt is not computed to its end. On decode,
+    a sequence does not fit the batch."""
     INFLIGHT = "inflight"
-    """Prefill: the prompt is computed, and not all of it is written."""
+    """Queue of rooms on prefill whose prompt is computed, but whose pages are not all written yet."""
     RUNNING = "running"
-    """Decode: a sequence runs."""
+    """Rooms on decode with a sequence in the batch."""

@@ -1,4 +1,4 @@
-"""Consequences of the reason that a room ended for, in one table for all decisions."""
+"""Consequences of the reason for which a room ended, in one table for all decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,45 +10,48 @@ from baton.rooms.phases import Side
 
 
 class Fault(Enum):
-    """Party at fault for the end of a room. If it is a worker, the request goes on in another room, which
-    avoids that worker."""
+    """Party at fault for the end of a room. If a worker is at fault, the request goes on in another room, on
+    other workers if possible."""
 
     CALLER = "caller"
-    """The opener of the room ended it. No worker is avoided."""
+    """The opener of the room ended it, such as for a client that hung up. No worker is avoided."""
     REQUEST = "request"
-    """Every worker would fail at this request."""
+    """The request itself is at fault: it would fail on every worker."""
     NOBODY = "nobody"
-    """It was no failure. The request goes on, and no worker is avoided."""
+    """The end was no failure. The request goes on, and no worker is avoided."""
     BOOTSTRAP = "bootstrap"
-    """The router is gone, so it cannot open another room."""
+    """The router failed, so it cannot open another room."""
     PREFILL = "prefill"
     DECODE = "decode"
     EITHER = "either"
-    """It lay between the two workers."""
+    """Either worker may be at fault: the failure lay between the two."""
     TELLER = "teller"
-    """The worker that reported it."""
+    """The worker that reported the failure is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonFacts:
     fault: Fault
     meaning: str
-    """Meaning of the reason and where to look, for operators."""
+    """Explanation of the reason for operators, with advice on where to look."""
     is_failure: bool = True
-    """Whether rooms of it are filed as failed, are errors in traces, and warnings in the router's log."""
+    """Whether a room that ended for this reason counts as failed in the router's store of rooms, in traces
+    and in its log."""
     is_counted: bool = True
-    """Whether it counts in `baton_rooms_failed_total`, which also shows how many clients hang up."""
+    """Whether rooms that ended for this reason count in `baton_rooms_failed_total`. Rooms whose client hung
+    up do, though they have not failed."""
     ends_room: bool = True
-    """Whether the room ends. If not, one worker's part of it ends, and the room goes on with the other."""
+    """Whether the whole room ends. If not, only one worker's part of it ends, and the room goes on with the
+    other worker."""
 
     @property
     def is_retried(self) -> bool:
-        """Whether another room may serve the request."""
+        """Whether another room may serve the request after a room ended for this reason."""
         return self.ends_room and self.fault not in (Fault.CALLER, Fault.REQUEST, Fault.BOOTSTRAP)
 
     @property
     def is_attempt(self) -> bool:
-        """Whether the room counts as an attempt, so that the next one comes after a pause
+        """Whether the ended room counts as an attempt, so that the next room comes after a pause
         (`retracted-is-no-failure`)."""
         return self.fault is not Fault.NOBODY
 

@@ -8,9 +8,10 @@
             +------------------+---------------------+--> FAILED ---------------+
                                                            proof: no write can land
 
-The readiness gate is pages AND seal, and it is part of the vote (`gate-before-agree`). A local room is one
-that this worker computes itself: it waits for nobody, exposes nothing, and its gate is that all of its prompt
-is computed and its first token drawn, on every rank.
+A room joins the batch when all its pages AND the seal have arrived. This gate is part of the vote
+(`gate-before-agree`). A local room is one whose prompt this worker computes itself. It waits for no other
+worker and exposes no memory. It joins when the whole prompt is computed and its first token drawn, on every
+rank.
 """
 
 from dataclasses import dataclass
@@ -25,29 +26,32 @@ from baton.rooms.plurals import counted
 from baton.rooms.room import NOT_COMPILED, Room
 
 UNDECIDED: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
-"""Phases without a grant. The room may still become a local one."""
+"""Phases of a room on decode before it has pages. It may still become local: then decode computes the prompt
+itself."""
 
 
 @dataclass(slots=True, eq=False)
 class Receiver(Room):
-    """Decode side of a room. `generation`: tenancy of its granted slot, None before the grant."""
+    """Decode side of a room on one rank. `generation`: which use of its metadata slot was granted, None
+    before the grant."""
 
     SIDE: ClassVar[Side] = Side.DECODE
     MOVES: ClassVar[Moves] = RECEIVER_MOVES
     WAITS: ClassVar[frozenset[Phase]] = frozenset(
         {Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SUCCESS}
     )
-    """Phases that wait for pages, for the sender's queue, or for space in the batch."""
+    """Phases in which a room on decode waits for capacity: for pages, for the queue at prefill, or for space
+    in the batch."""
 
     pages_expected: PageCounts = ()
-    """Pages of each group that the sender writes: those of the prompt, and after the grant without those
-    that are cached here. May be 0."""
+    """Number of pages that prefill has to write, by KV group. Before the grant, all pages of the prompt;
+    after it, those that are not cached on decode. May be 0."""
     connected: bool = False
     generation: Generation | None = None
     pages_landed: PageCounts = ()
     sealed: bool = False
     local: bool = False
-    """Whether this worker computes the prompt itself, as all ranks agreed before the room was granted
+    """Whether decode computes the prompt itself. All ranks agreed on that before pages were granted
     (`mine-or-granted`)."""
     is_computed: bool = False
     """Whether the prompt of a local room is computed, and the first token drawn."""
@@ -57,15 +61,20 @@ class Receiver(Room):
         return LOCAL_MOVES if self.local else RECEIVER_MOVES
 
     def claim_local(self) -> bool:
-        """Make the room local. Return False if it is granted, over, or local already."""
+        """Make the room local, so that decode computes its prompt. Return False if it has pages already, is
+        over, or was local before."""
         if self.local or self.phase not in UNDECIDED:
             return False
         self.local = True
         return True
 
     def expose(self, generation: Generation, cached: PageCounts) -> None:
-        """Note that the room's memory is about to be named to the sender, with this generation. Called once.
-        `cached`: leading pages of each group whose content is already here."""
+        """Record that the addresses of the room's memory are about to be sent to prefill, under this
+        generation. Called once.
+
+        `generation`: number of this use of the metadata slot. `cached`: number of leading pages whose content
+        is already here, by KV group.
+        """
         if self.generation is not None or self.phase is not Phase.TRANSFERRING or self.local:
             raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")
         if any(map(gt, cached, self.pages_expected)):
@@ -112,10 +121,10 @@ class Receiver(Room):
                 return self.sealed and self.pages_landed == self.pages_expected and self.compiled
 
     def _contradiction(self) -> Cause | None:
-        """Return a cause if the seal came before all pages. The seal comes after every page, so waiting would
-        not help (`no-truncation`).
+        """Return a cause if the seal arrived before all pages. Prefill writes the seal last, so the missing
+        pages will not come (`no-truncation`).
 
-        `Landed` is noted before `Sealed` if both are read from one record. A sender that seals too early may
+        If both are read from one record, `Landed` is noted before `Sealed`. A sender that seals too early may
         write more, so such a seal is no proof.
         """
         if not self.sealed or self.pages_landed == self.pages_expected:

@@ -1,10 +1,10 @@
-"""Distribution of free pages to choices that need more for their next row, and retraction of rooms to make
-space.
+"""Assignment of free pages to choices that need more for their next token, and retraction of rooms to free
+pages.
 
-The oldest room is served first. Pages that are about to come back are waited for. If they are not enough,
-running rooms are retracted, the youngest first, and never the oldest: while rooms run, one of them goes on
-(`oldest-goes-on`). Rooms that no other room could continue are retracted last. The numbers are equal on all
-ranks, so each rank decides alone and all decide the same (`growth-is-agreed`).
+The oldest room is served first. Pages that are about to become free are waited for. If they are not enough,
+running rooms are retracted (preempted), the youngest first. The oldest room is never retracted, so one room
+always makes progress (`oldest-goes-on`). Rooms that no other room could continue are retracted last. The
+numbers are equal on all ranks, so each rank decides alone and all decide the same (`growth-is-agreed`).
 """
 
 from collections.abc import Collection, Sequence
@@ -14,11 +14,11 @@ from typing import NamedTuple, TypeAlias
 from baton.ids import PageCounts, RoomId
 
 Age: TypeAlias = tuple[int, RoomId]
-"""(arrival of the request, room id). The least is the oldest."""
+"""Age of a room: (arrival time of its request in milliseconds, room id). The least is the oldest."""
 
 
 class Want(NamedTuple):
-    """Pages that one choice lacks for its next row."""
+    """Pages that one choice lacks for its next token, by KV group, and the age of its room."""
 
     age: Age
     pages: PageCounts
@@ -27,31 +27,31 @@ class Want(NamedTuple):
 class RunningRoom(NamedTuple):
     age: Age
     pages: PageCounts
-    """Pages that come back, by KV group, once the room gave everything back."""
+    """Number of pages that become free, by KV group, if this running room is retracted."""
     stays: bool = False
-    """Whether its output is too long for any other room to continue. It is retracted only after all
-    others."""
+    """Whether the room's output is too long for any other room to continue. Such a room is retracted only
+    after all others."""
 
 
 class Growth(NamedTuple):
     grown: Sequence[int]
-    """Indices of the wants that are served."""
+    """Indices of the wants that get their pages."""
     retracted: Sequence[RoomId]
-    """Rooms to retract, in the order of the choice."""
+    """Ids of the rooms to retract, in the order in which they were chosen."""
     lacks: bool
-    """Whether pages still lack when all rooms that may be retracted are. Rooms that do not run yet have the
-    others, or they are reserved."""
+    """Whether pages are still missing after all permitted retractions. Rooms that do not run yet have the
+    missing pages, or pages are reserved for them."""
 
 
 def suffice(free: PageCounts, wants: Sequence[Want]) -> bool:
-    """Return whether `free` pages serve all wants. Most often they do."""
+    """Return whether `free` pages (by KV group) are enough for all wants, which is the usual case."""
     wanted = zip(*(want.pages for want in wants), strict=True)
     return all(sum(counts) <= count for counts, count in zip(wanted, free, strict=True))
 
 
 def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
-    """Return whether a draft may take `pages`: `margin` pages are left for what running rooms may need next
-    (`drafts-make-way`)."""
+    """Return whether drafted tokens may take `pages`. They may if `margin` pages stay free for running rooms
+    (`drafts-make-way`). All three are counts by KV group."""
     needed = map(add, pages, margin) if margin else pages
     return all(map(le, needed, free))
 
@@ -59,10 +59,10 @@ def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
 def growth(
     wants: Sequence[Want], running: Sequence[RunningRoom], free: PageCounts, coming: PageCounts
 ) -> Growth:
-    """Return which wants are served and which rooms are retracted.
+    """Decide which wants get pages and which rooms are retracted.
 
     `running`: rooms that may be retracted, and the oldest one. `free`: pages that are free now. `coming`:
-    pages that are about to come back in any case.
+    pages that are about to become free in any case.
     """
     retracted: list[RoomId] = []
     grown, short = _served(wants, free, retracted)
@@ -82,8 +82,9 @@ def growth(
 def _served(
     wants: Sequence[Want], free: PageCounts, gone: Collection[RoomId]
 ) -> tuple[list[int], PageCounts]:
-    """Return the indices of the wants that `free` pages serve, and the pages that the others lack. The first
-    want that does not fit stops younger ones, so that it is not overtaken for ever."""
+    """Return the indices of the wants that `free` pages serve, and the number of pages that are missing, by
+    KV group. The first want that does not fit blocks all younger ones, so that they do not overtake it again
+    and again."""
     grown: list[int] = []
     blocked = False
     needed: PageCounts = (0,) * len(free)

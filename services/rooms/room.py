@@ -1,7 +1,7 @@
-"""One room on one rank: its phase, what was observed, and what the rank votes for.
+"""Room on one rank: its phase, the evidence observed, and the vote of the rank.
 
-The two sides differ in which evidence they accept and when they are ready. Moves, deadlines, causes and the
-way out are the same, so they are here once.
+The prefill and the decode side differ in which evidence they accept and when they are ready. Moves,
+deadlines, causes and the way to the end are the same, so they are in this module.
 """
 
 from abc import ABC, abstractmethod
@@ -15,43 +15,46 @@ from baton.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, P
 from baton.rooms.phases import GATED, AnyEffect, Moves, Phase, Side, Vote
 
 NOT_COMPILED: Final = "the grammar of its answer is not compiled"
-"""Text for a room that waits for its grammar."""
+"""Text about a room that waits until its grammar is compiled."""
 
 
 @dataclass(slots=True, eq=False)
 class Room(ABC):
-    """A sender or a receiver (see the subclasses). Made by `Roster.open` alone.
+    """Base class of a room on one rank: a `Sender` on prefill, or a `Receiver` on decode. Made by
+    `Roster.open` alone.
 
     Invariants:
 
-    * `terminal-absorbs`: the phase never leaves SUCCESS or FAILED but for RETIRED.
+    * `terminal-absorbs`: from SUCCESS or FAILED, the phase changes to RETIRED only.
     * `first-cause-wins`: `cause` is set at most once, and a room in FAILED has one.
     * `failure-is-agreed`: a cause that one rank alone knows ends the room on every rank, in every phase.
-    * `cause-dies-with-room`: the cause is part of this record: nothing else remembers it.
+    * `cause-dies-with-room`: the cause is part of this record, and nothing else remembers it.
     * `fresh-attempt`: a retry is another room, which starts in BOOTSTRAPPING like any other.
     * `apply-verdict`: `phase` changes in `settle` alone, never in `note` or `vote`.
-    * `waiting-has-no-deadline`: in a phase that waits, its request's own time alone is a deadline.
+    * `waiting-has-no-deadline`: in a phase that waits for capacity, only the request's own time-out is a
+      deadline.
     """
 
     SIDE: ClassVar[Side]
     MOVES: ClassVar[Moves]
     WAITS: ClassVar[frozenset[Phase]]
-    """Phases that may last because the room waits for capacity, here or at the peer."""
+    """Phases that may last because the room waits for capacity, on this worker or at the peer."""
 
     id: RoomId
     request_id: str
     peer: Incarnation
-    """Incarnation of the worker on the other side. A restarted worker is another peer."""
+    """Incarnation of the worker on the other side: of its process. A restarted worker is another peer."""
     index: int
-    """Index in the roster's fixed table, by which votes are keyed."""
+    """Index of the room in the roster's fixed table. Votes are keyed by it."""
     pages_needed: PageCounts
     """Pages to reserve before the transfer starts, by KV group."""
     deadlines: Deadlines
     entered_ms: int
     ends_ms: int | None = None
-    """Time when the request times out. None if its opener gave no time-out."""
+    """Time at which the request times out, in milliseconds. None if the room's opener gave no time-out."""
     progress_ms: int = 0
-    """Time of the phase's last progress (see `progressed`)."""
+    """Time of the last progress in the present phase, in milliseconds. It restarts the phase's deadline (see
+    `progressed`)."""
     phase: Phase = Phase.BOOTSTRAPPING
     cause: Cause | None = None
     finished: bool = False
@@ -60,16 +63,19 @@ class Room(ABC):
     """Whether all ranks agreed that a room in SUCCESS ends early. Like the phase, it changes in `settle`
     only."""
     busy: bool = False
-    """Whether a running step reads or writes the room's pages. They stay until it has ended."""
+    """Whether a running step reads or writes the room's pages. The pages are not given back before it has
+    ended."""
     ended_for: Reason | None = None
-    """Agreed reason of the ABORT that ended the room. It may differ from this rank's own cause."""
+    """Agreed reason of the ABORT that ended the room. It may differ from the cause that this rank saw."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
-    """Milliseconds spent in each phase that was left."""
+    """Time that the room spent in each earlier phase, in milliseconds, by phase."""
     compiled: bool = True
-    """Whether no grammar has to be compiled here before its next token is drawn (`mask-is-fold`)."""
+    """Whether the next token can be drawn without compiling a grammar first (`mask-is-fold`). True for a room
+    without a grammar."""
 
     def note(self, evidence: Evidence) -> None:
-        """Add a fact. It changes no phase. Raises PeerFault if it contradicts what is known."""
+        """Add a piece of evidence to the room. The phase does not change. Raises PeerFault if it contradicts
+        earlier evidence."""
         match evidence:
             case Failed(cause):
                 if self.cause is None:
@@ -85,8 +91,8 @@ class Room(ABC):
                 self._note(evidence)
 
     def ending(self, now_ms: int) -> Cause | None:
-        """Return why this rank wishes to end the room early: a cause, a contradiction, or a deadline. None if
-        it does not."""
+        """Return why this rank wants to end the room early: its cause, a contradiction, or a passed deadline.
+        None if it does not."""
         if self.cause is not None:
             return self.cause
         contradiction = self._contradiction()
@@ -100,8 +106,8 @@ class Room(ABC):
         return Cause(Reason.DEADLINE, f"{self.SIDE.value}: {text}")
 
     def vote(self, now_ms: int, *, has_capacity: bool) -> Vote:
-        """Return this rank's vote. `has_capacity`: whether the room's pages and slot could be reserved
-        now."""
+        """Return this rank's vote on the room. `has_capacity`: whether the room's pages and slot could be
+        reserved now."""
         match self.phase:
             case Phase.RETIRED:
                 raise LocalBug(f"room {self.id}: still in the roster after its RELEASE")
@@ -119,7 +125,7 @@ class Room(ABC):
         return Vote.ADVANCE if ready else Vote.STAY
 
     def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> AnyEffect | None:
-        """Make the move that every rank makes. Return the effect that the caller has to carry out, if any.
+        """Make the move that all ranks agreed on. Return the effect that the caller has to carry out, if any.
 
         `reason`: agreed reason of an ABORT, for a rank that has seen no cause itself. Raises IllegalMove for
         a verdict that the table does not list, or that this rank's own vote rules out.
@@ -131,7 +137,7 @@ class Room(ABC):
         if verdict is Vote.ABORT:
             own = self.ending(now_ms)
             retracted = self.cause is None and own is not None and own.reason is Reason.RETRACTED
-            # A retraction is no failure: what another rank saw fail is why the room ends.
+            # A retraction is no failure. If another rank saw a failure, that is why the room ends.
             yields = retracted and reason not in (None, Reason.RETRACTED)
             self.cause = self._agreed_cause(reason) if own is None or yields else own
             self.ended_for = self.ended_for or reason
@@ -148,38 +154,40 @@ class Room(ABC):
 
     @property
     def moves(self) -> Moves:
-        """Moves that the room can make."""
+        """Table of the moves that the room can make, by phase and verdict."""
         return self.MOVES
 
     @property
     def urgency(self) -> tuple[int, int, RoomId]:
-        """Sort key among the rooms that wait for capacity. The least is served first."""
+        """Sort key of this room among the rooms that wait for capacity. The least is served first."""
         return 0, 0, self.id
 
     @property
     def margin(self) -> PageCounts:
-        """Pages to leave free for growth besides those that the room needs, by KV group."""
+        """Number of pages that must stay free for later growth when this room begins, by KV group."""
         return (0,) * len(self.pages_needed)
 
     @property
     def rows(self) -> int:
-        """Most sequences that a step computes for it."""
+        """Most sequences of this room that a step computes."""
         return 1
 
     def progressed(self, now_ms: int) -> None:
-        """Restart the deadline of the phase, since its work went on, here or in the queue before it."""
+        """Restart the deadline of the present phase, because work went on, on this room or in the queue
+        before it."""
         self.progress_ms = now_ms
 
     @property
     def deadline_ms(self) -> int:
-        """Time when this rank begins to vote for the end of the room. In FAILED, the time when a proof has to
-        be made (see `baton.rooms.quarantine`)."""
+        """Time at which this rank begins to vote for the end of the room, in milliseconds. In FAILED, the
+        time by which a proof has to be made (see `baton.rooms.quarantine`)."""
         until_ms = self._waits_until
         return self._since_ms + self.deadlines.for_phase(self.phase) if until_ms is None else until_ms
 
     @property
     def _waits_until(self) -> int | None:
-        """Time-out of the request, if it bounds the phase instead of the phase's own deadline."""
+        """Time-out of the request in milliseconds, in a phase that waits for capacity. None if the phase's
+        own deadline counts instead."""
         return self.ends_ms if self.phase in self.WAITS else None
 
     @property
@@ -193,21 +201,21 @@ class Room(ABC):
 
     @abstractmethod
     def _note(self, evidence: Evidence) -> None:
-        """Add a fact that one side alone accepts. Raises PeerFault for any other."""
+        """Add evidence that only this side of a room accepts. Raises PeerFault for any other."""
 
     @abstractmethod
     def _ready(self) -> bool:
-        """Return whether all that the next phase needs is there, except capacity. For phases before
-        SUCCESS."""
+        """Return whether this rank has all that the next phase needs, except capacity. Called for phases
+        before SUCCESS."""
 
     def _contradiction(self) -> Cause | None:
-        """Return a cause if two facts contradict each other."""
+        """Return a cause if two pieces of evidence contradict each other."""
         return None
 
     @abstractmethod
     def _unwritten(self) -> bool:
-        """Return whether nothing is being read or written for a room in SUCCESS any more."""
+        """Return whether no transfer of a room in SUCCESS reads or writes its memory any more."""
 
     @abstractmethod
     def _missing(self) -> str:
-        """Return what the current phase waits for, for messages."""
+        """Return what the present phase waits for, as text for messages."""

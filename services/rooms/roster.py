@@ -1,12 +1,12 @@
-"""Table of the rooms that one rank holds, their votes, and tombstones of former rooms.
+"""Roster: table of the rooms on one rank, with their votes and with tombstones of former rooms.
 
-The table has a fixed size. Votes are keyed by index (`keyed-votes`), so that ranks with the same rooms at the
-same indices vote on the same things. If they differ, the digest in the ballot shows it in the same collective
-(`divergence-detected`).
+The table has a fixed size. Votes are keyed by index (`keyed-votes`), so ranks with the same rooms at the same
+indices vote on the same rooms. If their tables differ, the digest in the ballot shows it in the same
+collective (`divergence-detected`).
 
-A room enters by `open` and leaves by `retire` only. News about a room that is not in the table is counted and
-dropped (`terminal-creates-nothing`). A cancel is remembered for a while, in case its room is still on its way
-(`cancel-remembered`).
+A room enters by `open` and leaves by `retire` only. Evidence about a room that is not in the table is counted
+and dropped (`terminal-creates-nothing`). A cancel of an unknown room is remembered for a while, in case the
+room arrives later (`cancel-remembered`).
 """
 
 import heapq
@@ -29,7 +29,7 @@ from baton.rooms.room import Room
 TOMBSTONES_MAX: Final = 4096
 TOMBSTONE_MS: Final = 600_000
 ROWS_MAX: Final = 2**62
-"""Number of rows without a limit."""
+"""Value of `Capacity.rows` if the number of sequences is not limited."""
 _PHASES: Final = tuple(Phase)
 _NUMBERS: Final = {phase: number for number, phase in enumerate(Phase)}
 _index: Final = attrgetter("index")
@@ -42,29 +42,30 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Record of a room that has left the table, or was cancelled before it came."""
+    """Record of a room that has left the roster, or that was cancelled before it arrived."""
 
     until_ms: int
     cause: Cause | None
-    """Cause if the room was cancelled before it was opened."""
+    """Cause of the cancel, if the room was cancelled before it was opened. None if the room has left."""
 
 
 class Capacity(NamedTuple):
-    """Resources that could be reserved now. The numbers are equal on every rank (`admission-agreed`)."""
+    """Pages, slots and rows that new rooms could reserve now. The numbers are equal on every rank
+    (`admission-agreed`)."""
 
     pages: PageCounts
     """Free pages by KV group."""
     slots: int
     prefixes: int = 0
-    """Digest of the prefix cache: which pages are known by which tokens."""
+    """Digest of the prefix cache's content, by which ranks compare their caches."""
     margin: PageCounts = ()
-    """Pages by KV group that are left for rooms that grow; () if none does."""
+    """Number of pages that stay reserved for rooms that grow, by KV group; () if none grows."""
     rows: int = ROWS_MAX
-    """Number of sequences that may begin. No room begins at 0."""
+    """Number of further sequences that may begin. At 0 no room begins."""
 
     @property
     def free(self) -> PageCounts:
-        """Pages for rooms that begin, by KV group."""
+        """Number of pages that rooms that begin may take, by KV group."""
         if not self.margin:
             return self.pages
         return tuple(max(count - left, 0) for count, left in zip(self.pages, self.margin, strict=True))
@@ -74,21 +75,21 @@ NOTHING: Final = Capacity((), 0)
 
 
 class Roster(Generic[R]):
-    """Rooms of one rank on one side."""
+    """Roster of all rooms on one rank of one side."""
 
     def __init__(self, size: int) -> None:
-        """`size`: most rooms at a time."""
+        """Make an empty roster. `size`: most rooms at a time."""
         self.size = size
         self._free = list(range(size))
         self._rooms: dict[RoomId, R] = {}
         self._waiting: list[R] = []
-        """Rooms that wait for capacity, in the order of their urgency."""
+        """Rooms that wait for capacity, the most urgent first."""
         self._tombstones: OrderedDict[RoomId, Tombstone] = OrderedDict()
         self._given_up: OrderedDict[tuple[RoomId, Incarnation], Tombstone] = OrderedDict()
-        """Tombstones of rooms that a peer cancelled before they came, by room and peer. Bounded like the
-        others."""
+        """Tombstones of rooms that a peer cancelled before they arrived here, by room and peer. At most
+        TOMBSTONES_MAX."""
         self.dropped: Counter[str] = Counter()
-        """Dropped news, by kind of evidence."""
+        """Number of pieces of evidence that were dropped because their room is not here, by kind."""
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -106,9 +107,9 @@ class Roster(Generic[R]):
         return self._rooms[room]
 
     def open(self, room: RoomId, make: Callable[[int], R], now_ms: int) -> R:
-        """Enter a room that the registry opened. `make` builds it from its index.
+        """Enter a new room into the roster. `make` builds it from its index.
 
-        A room that was cancelled before it came is entered with that cause, and ends in its first turn.
+        A room that was cancelled before it arrived is entered with that cause, and ends in its first turn.
         Raises RoomExists for an id that is or was here, and RosterFull if the table is full.
         """
         self._forget_old(now_ms)
@@ -132,7 +133,7 @@ class Roster(Generic[R]):
         return opened
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
-        """Add a fact to a room. Return False if the room is not here."""
+        """Add evidence to a room. Return False if the room is not here."""
         if room not in self._rooms:
             self.dropped[type(evidence).__name__] += 1
             return False
@@ -140,8 +141,11 @@ class Roster(Generic[R]):
         return True
 
     def cancel(self, room: RoomId, cause: Cause, now_ms: int) -> bool:
-        """End the room of exactly this id (`exact-match`) for a reason from outside. Return whether it is
-        here. A cancel of an unknown room is remembered, one of a retired room is not."""
+        """End the room of exactly this id (`exact-match`), because its opener or this worker wants it to end.
+        Return whether the room is here.
+
+        A cancel of an unknown room is remembered. A cancel of a retired room is not.
+        """
         if room in self._rooms:
             self._rooms[room].note(Failed(cause))
             return True
@@ -150,8 +154,9 @@ class Roster(Generic[R]):
         return False
 
     def cancel_by_peer(self, room: RoomId, peer: Incarnation, cause: Cause, now_ms: int) -> None:
-        """End a room by request of a peer, which may end only its own rooms (`authorised-writer`). If the
-        room comes later, its peer is known then."""
+        """End a room at the request of a peer, which may end only rooms that it shares (`authorised-writer`).
+        If the room is not here yet, the cancel is remembered, and the peer is compared when the room
+        arrives."""
         here = self._rooms.get(room)
         if here is not None:
             if here.peer == peer:
@@ -160,11 +165,11 @@ class Roster(Generic[R]):
             _bury(self._given_up, (room, peer), Tombstone(now_ms + TOMBSTONE_MS, cause))
 
     def votes(self, now_ms: int, capacity: Capacity) -> list[Vote]:
-        """Return one vote per index, and STAY for a free index.
+        """Return this rank's vote for each index of the table; STAY for a free index.
 
-        Capacity goes to waiting rooms in the order of their urgency. The first that does not fit stops those
-        after it, so that a large request is not overtaken for ever. Failures of blocked rooms are voted in
-        every turn all the same (`no-starvation`).
+        Capacity goes to waiting rooms in the order of their urgency. The first that does not fit blocks those
+        after it, so that small requests do not overtake it again and again. Blocked rooms that have failed
+        are voted out all the same (`no-starvation`).
         """
         votes = [Vote.STAY] * self.size
         fitting = self._fitting(capacity)
@@ -173,8 +178,8 @@ class Roster(Generic[R]):
         return votes
 
     def _fitting(self, capacity: Capacity) -> Set[RoomId]:
-        """Return waiting rooms that fit together. What each leaves for its own growth is not given to
-        another."""
+        """Return the ids of waiting rooms that fit together. Pages that one leaves free for its own growth
+        are not given to another."""
         fitting: set[RoomId] = set()
         pages, rows = capacity.free, capacity.rows
         for room in self._waiting:
@@ -189,7 +194,7 @@ class Roster(Generic[R]):
         return fitting
 
     def reasons(self, now_ms: int, votes: Sequence[Vote]) -> dict[int, Reason]:
-        """Return the reasons of this rank's ABORT votes, by index, for the ranks that do not know them."""
+        """Return the reasons of this rank's ABORT votes by index, for the ranks that do not know them."""
         if Vote.ABORT not in votes:
             return {}
         ended = (room for room in self._rooms.values() if votes[room.index] is Vote.ABORT)
@@ -199,11 +204,11 @@ class Roster(Generic[R]):
     def settle(
         self, verdicts: Sequence[Vote], now_ms: int, reasons: Mapping[int, Reason] = _NO_REASONS
     ) -> list[tuple[R, Any]]:
-        """Make every room's agreed move. Return the rooms with effects that the caller has to carry out.
+        """Make every room's agreed move. Return the rooms with the effects that the caller has to carry out.
 
-        `now_ms`: the same as for `votes`. `reasons`: as agreed. The effects are those of the room's side
-        (`baton.rooms.phases`). A room with the effect RELEASE is still here: the caller has to `retire` it in
-        the same turn.
+        `now_ms`: the same as for `votes`. `reasons`: reasons of ABORTs by index, as agreed. The effects are
+        those of the room's side (`baton.rooms.phases`). A room with the effect RELEASE is still here: the
+        caller has to `retire` it in the same turn.
         """
         effects = []
         for room in self._rooms.values():
@@ -218,7 +223,7 @@ class Roster(Generic[R]):
         return effects
 
     def retire(self, room: RoomId, now_ms: int) -> bool:
-        """Remove a room, which is the only way out. Idempotent: return False if it had left before."""
+        """Remove a room from the roster, which is the only way out. Return False if it had left before."""
         gone = self._rooms.pop(room, None)
         if gone is None:
             return False
@@ -228,27 +233,27 @@ class Roster(Generic[R]):
         return True
 
     def retired(self, room: RoomId) -> bool:
-        """Return whether the room was here and has left, as far back as tombstones reach."""
+        """Return whether the room was here and has left. Older rooms are forgotten with their tombstones."""
         grave = self._tombstones.get(room)
         return grave is not None and grave.cause is None
 
     def census(self) -> Mapping[Phase, int]:
-        """Return the number of rooms in every phase."""
+        """Return the number of rooms in each phase."""
         count = dict.fromkeys(_PHASES, 0)
         for room in self._rooms.values():
             count[room.phase] += 1
         return count
 
     def digest(self, capacity: Capacity = NOTHING) -> int:
-        """Return 62 bits that differ, but for chance, if two ranks' tables differ in their rooms or phases,
-        or in what could be reserved or reused."""
+        """Return a digest of 62 bits, by which ranks compare their tables. It differs, except by chance, if
+        rooms, phases or capacity differ."""
         words = [*capacity.pages, capacity.slots, capacity.prefixes, *capacity.margin, capacity.rows]
         for room in sorted(self._rooms.values(), key=_index):
             words += (room.index, room.id, _NUMBERS[room.phase], room.stopping)
         return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2
 
     def _queue(self, room: R, *, waits: bool) -> None:
-        """Note that a room begins or ends to wait for capacity."""
+        """Add a room to the list of waiting rooms, or remove it."""
         if waits:
             insort(self._waiting, room, key=_urgency)
             return

@@ -6,10 +6,10 @@
             +------------------+---------------------+--------------+--> FAILED ------------+
                                                                           its writes end
 
-The record is posted with the last pages, and the seal when every rank of the worker has written all of that
-(`seal-last`), both by the elected rank alone (`one-writer`). A sender posts only while TRANSFERRING or
-SEALING and without a cause: after that `close` may be answered as soon as what was posted has ended. The
-diagram in docs/design/hand-over.md is drawn from the table.
+The record is posted with the last pages. The seal is posted when every rank has written all pages and the
+record (`seal-last`). The elected rank alone posts both (`one-writer`). A sender posts writes only while
+TRANSFERRING or SEALING, and without a cause. After that, it may answer a close of the room as soon as its
+posted writes have ended. The diagram in docs/design/hand-over.md is drawn from the table.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from baton.rooms.room import NOT_COMPILED, Room
 
 @dataclass(slots=True, eq=False)
 class Sender(Room):
-    """Prefill side of a room. `grant`: where to write, None before the receiver reserved it. `elected`:
-    whether this rank writes the room's record and seal."""
+    """Prefill side of a room on one rank. `grant`: destination pages on decode, None before decode sent them.
+    `elected`: whether this rank writes the room's record and seal."""
 
     SIDE: ClassVar[Side] = Side.PREFILL
     MOVES: ClassVar[Moves] = SENDER_MOVES
     WAITS: ClassVar[frozenset[Phase]] = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
-    """Phases that wait for the receiver's pages, or for its own."""
+    """Phases in which a room on prefill waits for capacity: for decode's pages, or for pages of its own."""
 
     elected: bool = True
     grant: Granted | None = None

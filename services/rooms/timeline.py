@@ -1,7 +1,7 @@
-"""Lines of a room's timeline, and the closed set of words that a line begins with.
+"""Lines of a room's timeline, and the closed set of event names with which a line begins.
 
-The writer and the reader of a line name the same member. A worker of another version may use a word that is
-not here. It is stored as text, and shown as a note.
+The writer and the reader of a line use the same member of `Moment`. A worker of another version may use a
+name that is not here. Its line is stored as text, and shown as a note.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,13 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 BOOTSTRAP: Final = "bootstrap"
-"""Source of the router's own lines. A worker's lines have its name, or that of one of its ranks."""
+"""Source of the lines that the router writes itself. A line of a worker has the worker's name as its source,
+or that of one of its ranks."""
 
 
 class Moment(StrEnum):
-    """Event of a room, as a line of its timeline names it. The docstring names the writer first."""
+    """Event of a room, as a line of its timeline names it. The docstring of each event begins with the
+    process that writes the line."""
 
     QUEUED = "queued"
     """Router: no pair of workers has space for the request yet."""
@@ -28,30 +30,30 @@ class Moment(StrEnum):
     BROKEN_OFF = "broken off"
     """Router: the room ends before its answer is complete. The detail counts the tokens passed on."""
     ANSWERED = "answered"
-    """Router: the client has all that it asked for."""
+    """Router: the client has its complete answer."""
     RETRACTED = "retracted"
-    """Decode and the router: older rooms need the room's pages. It is no failure."""
+    """Decode and the router: the room is retracted, since older rooms need its pages. This is no failure."""
     GOES_ON = "goes on"
-    """Router: the room was retracted, and its request goes on in the room that is named."""
+    """Router: the room was retracted, and its request goes on in another room. The detail names that room."""
     RETRIED = "retried"
-    """Router: the room failed, and its request goes on in the room that is named."""
+    """Router: the room failed, and its request goes on in another room. The detail names that room."""
     NOT_RETRIED = "not retried"
     """Router: the request gets no other room. The detail has the reason."""
     GIVEN_UP = "given up"
-    """Router: the request waits for no next room any more. The detail has the reason."""
+    """Router: the request no longer waits for another room after this one. The detail has the reason."""
     FILED = "filed"
-    """Router: the ended room is filed although a worker never reported it retired."""
+    """Router: the ended room moves to the stored ones, although a worker never reported it retired."""
     REFUSED = "refused"
     """Router: the request got no room. Only the request's own timeline has the line."""
     ASKED = "asked"
-    """Router: somebody reads the timeline. It is only a time to compare with, and is not shown."""
+    """Router: the timeline is being read now. The line only gives the present time, and is not shown."""
 
     ACCEPTED = "accepted"
-    """Both workers: the room is in the worker's roster."""
+    """Both workers: the worker has taken the room into its roster."""
     VOTED = "voted"
-    """Every rank: its vote, while another rank votes differently."""
+    """Every rank: the vote of this rank, if another rank votes differently."""
     STOPPED = "stopped"
-    """Prefill: the room was to end early, after its outcome was reported."""
+    """Prefill: the room ends early, after its outcome was reported."""
     FAILED = "failed"
     """Both workers and the router: the room ends before it is answered. The detail is its first cause."""
     RETIRED = "retired"
@@ -60,37 +62,39 @@ class Moment(StrEnum):
     DESTINATION_KNOWN = "destination known"
     """Prefill: the decode worker's pages and slot are known on every rank."""
     COMPUTING = "computing"
-    """Both workers: pages are reserved, and the first step begins. Decode computes local rooms alone."""
+    """Both workers: pages are reserved, and the first step of the prompt begins. On decode, for local rooms
+    only."""
     CHUNK_COMPUTED = "chunk computed"
-    """Prefill: a step ended that was not the prompt's last."""
+    """Prefill: a step has computed a part of the prompt that is not the last."""
     FIRST_TOKEN = "first token"  # noqa: S105 - no password
     """Prefill: the prompt is computed, and its first token is drawn."""
     WRITTEN = "written"
-    """Prefill, every rank: all that this rank sends is written."""
+    """Prefill, every rank: all pages that this rank sends are written to decode."""
     SEALED = "sealed"
-    """Prefill: the record is sealed in the receiver's slot."""
+    """Prefill: the record in decode's metadata slot is sealed."""
 
     CONNECTED = "connected"
     """Decode: the prefill worker is connected to this worker's memory."""
     LOCAL = "local"
-    """Decode: it computes the prompt itself. The detail has the uncached tokens and the reason."""
+    """Decode: the decode worker computes the prompt itself. The detail has the number of uncached tokens and
+    the reason."""
     GRANTED = "granted"
     """Decode: pages and a slot are reserved and exposed, and their addresses are sent to prefill."""
     LANDED = "landed"
-    """Decode, every rank: this rank has all of its pages, and the seal."""
+    """Decode, every rank: all pages for this rank have arrived, and the seal."""
     ADMITTED = "admitted"
-    """Decode: the room joined the batch."""
+    """Decode: the room has joined the batch."""
     FORKED = "forked"
-    """Decode: further choices of the request begin behind the same prompt."""
+    """Decode: the request's other choices begin, after the same prompt."""
     CHOICE_ENDED = "choice ended"
-    """Decode: one of several choices has its last token."""
+    """Decode: the last token of one of several choices is drawn."""
     FINISHED = "finished"
-    """Decode: the last token is drawn."""
+    """Decode: the last token of the room is drawn."""
     QUARANTINED = "quarantined"
     """Decode: the room's memory is kept until nothing can be written to it any more."""
 
     UNREADABLE = "unreadable"
-    """No writer: a line arrived that cannot be decoded."""
+    """Written by no process: it stands for a line that cannot be decoded."""
 
 
 class Event(NamedTuple):
@@ -99,11 +103,12 @@ class Event(NamedTuple):
     wall_ms: int
     source: str
     name: str
-    """A `Moment`, or a word of another version."""
+    """Name of the event: a `Moment`, or a name that a worker of another version uses."""
     detail: str = ""
     host_us: int = 0
-    """Monotonic clock of the writer's host, in microseconds, for comparison within one host."""
+    """Time on the monotonic clock of the writer's host, in microseconds. It is compared only with times of
+    the same host."""
 
 
 Line: TypeAlias = Event | Callable[[], Event]
-"""A line as it is stored: decoded, or as it came with its decoder. Most are never read."""
+"""Line of a timeline as it is stored: decoded, or a function that decodes it. Most lines are never read."""

@@ -1,6 +1,6 @@
 """W3C trace context of a request.
 
-A context is passed on and never acted upon: a room is the same with and without one.
+The context is passed on, and nothing depends on it: a room is the same with and without one.
 """
 
 import re
@@ -13,8 +13,8 @@ STATE_CHARS_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A valid `traceparent` with its `tracestate`. Made by `read_trace`, and by the code that starts a
-    span."""
+    """W3C trace context: a valid `traceparent` with its `tracestate`. Made by `read_trace`, and by the code
+    that starts a span."""
 
     parent: str
     state: str = ""
@@ -25,11 +25,11 @@ class TraceContext:
 
 
 def read_trace(parent: str | None, state: str | None) -> TraceContext | None:
-    """Return the trace context that a caller sent. An invalid one is ignored: no request is refused for
-    it."""
+    """Return the trace context in a caller's headers, or None. An invalid one is ignored, since no request is
+    refused for it."""
     if not parent or PARENT.fullmatch(parent[:55]) is None:
         return None
     if len(parent) > 55 and (parent.startswith("00") or parent[55] != "-"):
-        return None  # later versions may say more behind a dash
+        return None  # later versions may have more fields after a dash
     whole = state is not None and len(state) <= STATE_CHARS_MAX and state.isascii() and state.isprintable()
     return TraceContext(f"00-{parent[3:55]}", state if whole and state else "")

@@ -1,6 +1,6 @@
-"""Facts that a worker registers with: its address, its cache, its model, and what the stack has to share.
+"""Facts that a worker registers: its address, its cache, its model, and what has to be equal on all workers.
 
-They do not change during an incarnation. Workers, the wire and the router all read them.
+They do not change while the worker's process lives. Workers, the wire and the router all read them.
 """
 
 from collections.abc import Iterable
@@ -12,34 +12,36 @@ from baton.rooms.phases import Side
 from baton.topology import ONE_RANK, Topology
 
 CANARY_ROOMS: Final = 1
-"""Rooms that a worker can hold beyond `rooms_max`, so that a canary never displaces a client's room."""
+"""Number of rooms that a worker holds beyond `rooms_max`, so that a canary (test request of the router)
+displaces no client's room."""
 CANARY_TOKENS: Final = 25
-"""KV positions that a canary takes. A worker with fewer would never be ready."""
+"""KV positions that a canary takes: the router's test request, which makes a worker ready."""
 WEIGHT_TOTAL: Final = 100
-"""Sum of a process's prefill and decode weights: parts of its time."""
+"""Sum of the prefill and the decode weight of a process that serves both sides. The weights divide its
+time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """Facts that must be equal across the stack. The last six have one value for each group of the KV
-    layout."""
+    """Facts that must be equal on all workers of the stack. The last six have one value for each KV group."""
 
     schema: str = ""
-    """Schema of the metadata record."""
+    """Schema of the record in a metadata slot, which prefill sends with the pages."""
     kv_checksum: str = ""
     quantize: str = ""
     kind: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
     encoding: tuple[str, ...] = ()
-    """Encoding of pages, by group. Engines that write pages differently differ in it."""
+    """Names of the page encodings, by KV group. Engines that write the bytes of a page differently have
+    different encodings."""
     layers: tuple[int, ...] = ()
-    """Number of layers, by group."""
+    """Number of layers, by KV group."""
     heads: tuple[int, ...] = ()
-    """Number of heads, by group."""
+    """Number of KV heads, by KV group."""
     planes: tuple[str, ...] = ()
 
     def in_words(self) -> dict[str, str]:
-        """Return each value as text by its field, in the order in which they are compared."""
+        """Return each fact as text, by name of its field. The order is that in which workers are compared."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: value if isinstance(value, str) else "; ".join(map(str, value))
@@ -49,78 +51,82 @@ class StackFacts:
 
 @dataclass(frozen=True, slots=True)
 class OtherSide:
-    """The other worker of a process that serves both sides."""
+    """Worker of the other side in a process that serves both prefill and decode."""
 
     incarnation: Incarnation
     process: str
-    """Name of the process, common to both workers."""
+    """Name of the process that runs both workers."""
     prefill_weight: int = WEIGHT_TOTAL // 2
-    """Share of the process's time for prefill as it registers, of 100."""
+    """Weight of prefill when the process registers: the part of its time for prefill, of 100."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """Facts that a worker registers with. They do not change during an incarnation."""
+    """Facts that a worker registers. They do not change while its process lives."""
 
     name: str
     """Name of the worker, unique among the live processes of the stack, whatever their side."""
     side: Side
     incarnation: Incarnation
     address: str
-    """Address of its gRPC server, host:port."""
+    """Address of the worker's gRPC server, as host:port."""
     model: str
     """Fingerprint of the model's configuration and weights."""
     stack: StackFacts
     tokens_max: int
-    """KV positions of its whole cache."""
+    """Number of KV positions in the worker's whole cache."""
     rooms_max: int
-    """Clients' rooms that it holds at once."""
+    """Most rooms of clients' requests that the worker holds at once."""
     context_length: int = 0
-    """Most tokens of a sequence; 0 if not given."""
+    """Most tokens of a sequence, prompt and output together; 0 if not given."""
     page_tokens: int = 1
-    """Tokens per block: the fewest positions for which every group has whole pages. For any two workers of
-    the stack, one's block is a multiple of the other's."""
+    """Number of tokens in a block: the fewest positions for which every KV group has whole pages. For any two
+    workers of the stack, the larger block is a multiple of the smaller one."""
     group_page_tokens: tuple[int, ...] = ()
     """Tokens per page, by KV group. Empty for a model with one group, whose page is the block."""
     topology: Topology = ONE_RANK
     pid: int = 0
-    """Process id, for a starter on the same machine; 0 if not given."""
+    """Id of the worker's process, by which its starter on the same machine reports its exit; 0 if not
+    given."""
     keeps_prefixes: bool = True
-    """Whether pages of ended sequences stay cached for prompts with the same prefix."""
+    """Whether the worker has a prefix cache: pages of ended sequences stay cached for prompts that begin
+    alike."""
     computes: bool = False
-    """Whether a decode worker computes prompts itself if no prefill worker does."""
+    """Whether this decode worker can compute prompts itself, without a prefill worker."""
     engine: str = ""
-    """Engine that computes its steps. Empty if not told."""
+    """Name of the engine that computes the worker's steps. Empty if not given."""
     batch_invariant: bool = False
-    """Whether it promises that tokens do not depend on what is computed together."""
+    """Whether the engine promises that a sequence's tokens do not depend on the other sequences in its
+    batch."""
     whole_prompts: bool = False
-    """Whether it computes a prompt in one step only."""
+    """Whether the engine computes a prompt in one step only, not in chunks."""
     other_side: OtherSide | None = None
-    """The other side of its process; None if it serves this side only."""
+    """Worker of the other side in the same process. None if the process serves one side only."""
     secret_digest: bytes = field(default=b"", repr=False)
     """Digest of the secret by which prefill workers recognize this decode worker. The secret cannot be
     derived from it."""
     exit_digest: bytes = b""
-    """SHA-256 of the secret with which the starter of its process reports the exit. Empty if there is no such
-    starter."""
+    """SHA-256 of a secret that the starter of the process shows when it reports the exit. Empty if there is
+    no such starter."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
-    """What the workers of a stack promise together."""
+    """Engine of a stack, with the properties that its workers have together."""
 
     name: str
-    """Engine that computes. Empty if not told."""
+    """Name of the engine that computes. Empty if not given."""
     dtype: str
     """Number format of keys and values."""
     batch_invariant: bool
-    """Whether tokens depend on no worker on what is computed together."""
+    """Whether every worker promises that a sequence's tokens do not depend on the other sequences in its
+    batch."""
     whole_prompts: bool
-    """Whether some worker computes a prompt in one step only, and so serves less."""
+    """Whether some worker computes a prompt in one step only, so that some requests are refused."""
 
 
 def served_engine(workers: Iterable[WorkerFacts]) -> ServedEngine | None:
-    """Return what `workers`, which fit each other, promise together. None without workers."""
+    """Return the common properties of `workers`, which are known to fit each other. None without workers."""
     known = [*workers]
     if not known:
         return None

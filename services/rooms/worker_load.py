@@ -1,6 +1,6 @@
-"""Load of a worker, as it reports it to the router.
+"""Load of a worker, as the worker reports it to the router.
 
-A worker reports with each renewal of its lease, and whenever a room on it ends.
+A worker sends a report with each renewal of its lease, and whenever a room on it ends.
 """
 
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from baton.ids import PageCounts, RoomId
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Load of a worker at one moment between two of its turns."""
+    """Load of a worker at one moment between two turns (iterations of its loop)."""
 
     free: PageCounts
-    """Pages that a new room could be granted now, by KV group. Those reserved for growth of running rooms are
-    not counted."""
+    """Number of pages that a new room could get now, by KV group. Pages reserved for the growth of running
+    rooms are not counted."""
     asked: PageCounts
-    """Pages that waiting rooms need and have not been granted, by KV group."""
+    """Number of pages that waiting rooms need and have not got, by KV group."""
     waiting: int
-    """Number of waiting rooms."""
+    """Number of rooms that wait on the worker for pages."""
     running: int
-    """Number of running sequences in granted rooms."""
+    """Number of running sequences, over all rooms that have pages."""
     running_max: int
-    """Most sequences of a step; 0 if not given."""
+    """Most sequences in a step of the worker; 0 if not given."""
     entered: RoomId
-    """Highest id among its rooms; 0 without any. Ids are issued in ascending order."""
+    """Highest id among the worker's rooms; 0 if it has none. Ids are issued in ascending order, so the router
+    sees which rooms the report covers."""
     number: int = 0
-    """Serial number. Each report of a process has a higher one than those before."""
+    """Serial number of the report. Each report of a process has a higher number than those before."""
     tokens_waiting: int = 0
-    """Tokens that a prefill worker has yet to compute, by their cost."""
+    """Prompt tokens that a prefill worker has yet to compute. Scored tokens count more, by their cost."""
     tokens_per_s: int = 0
-    """Prompt tokens that a prefill worker computes in a second of computing; 0 if it has not computed any."""
+    """Prefill throughput in prompt tokens per second of computing. 0 if it is not known."""
     score_price: int = 0
-    """Extra cost of scoring one prompt token on a prefill worker, in thousandths of a token (`counted-work`).
-    It counts in the two fields above."""
+    """Extra cost of scoring one prompt token on a prefill worker, in thousandths of the cost of computing a
+    token (`counted-work`). It is counted in `tokens_waiting` and `tokens_per_s`."""

@@ -1,4 +1,4 @@
-"""What goes into a step of the model: costs of positions, prompt chunks on decode, and drafts.
+"""Choice of the work in a step of the model: costs of positions, prompt chunks on decode, and drafts.
 
-Ranks of a worker choose alike, since all of it follows from outputs and from numbers that they share.
+All ranks of a worker choose alike, since the choice follows from outputs and from numbers that they share.
 """

@@ -1,11 +1,12 @@
-"""Number of drafted tokens that a step checks for each of its sequences.
+"""Number of drafted tokens that a step checks for each of its sequences (speculative decoding).
 
-A drafted token costs its position in the step, and yields a token if it is accepted. Its chance is estimated
-from the sequence's earlier drafts. Drafts that the grammar forces are certain. The most promising drafts are
-checked first, as long as one yields more tokens for its time than the step does without it. A sequence whose
-drafts are rejected soon gets none. One is tried from time to time, ever less often, since texts change.
+A drafted token costs one position in the step, and yields a token if it is accepted. The chance of that is
+estimated from the sequence's earlier drafts. Drafts that the grammar forces are certain. The most promising
+drafts are checked first. Further drafts are added while each yields more tokens for its time than the step
+does without it. A sequence whose drafts are rejected soon gets none. Then one draft is tried from time to
+time, less and less often, since texts change.
 
-All of it is a function of outputs and of numbers that all ranks share, so all ranks choose alike
+All of this is a function of outputs and of numbers that all ranks share, so all ranks choose alike
 (`drafts-agreed`).
 """
 
@@ -15,33 +16,35 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 DRAFTS_MAX: Final = 16
-"""Most drafted tokens of one sequence in a step."""
+"""Most drafted tokens that a step checks for one sequence."""
 POSITIONS_MAX: Final = 64
-"""Most drafted tokens of a step."""
+"""Most drafted tokens that a step checks for all sequences together."""
 WORTH: Final = 1.2
-"""Least ratio of a draft's expected gain to its cost. Above 1, because both are estimates."""
+"""Least ratio of a draft's expected gain to its cost for the draft to be checked. It is above 1, because both
+are estimates."""
 KEPT: Final = 0.85
-"""Decay of the weight of earlier steps, per step."""
+"""Factor by which the weight of earlier steps shrinks with each step, in the acceptance rate of drafts."""
 DOUBT: Final = 0.25
-"""Prior weight of an accepted draft, and of a rejected one."""
+"""Weight of an assumed accepted draft, and of an assumed rejected draft, before any was measured."""
 PAUSE_MIN: Final = 16
 PAUSE_MAX: Final = 256
-"""Steps without a draft before one is tried: the first time, and after many rejections."""
+"""Most steps without a draft before one is tried again, after many rejections. PAUSE_MIN is the number after
+the first."""
 
 
 class DraftSource(Enum):
     """Source of drafted tokens."""
 
     GRAMMAR = "grammar"
-    """The grammar allows no other token."""
+    """Tokens that the grammar forces: it allows no other token at their positions."""
     NGRAM = "ngram"
-    """The tokens followed the same n-gram earlier in the sequence."""
+    """Tokens that followed the same n-gram earlier in the sequence."""
     MODEL = "model"
-    """A draft model drew them."""
+    """Tokens drawn by a draft model."""
 
 
 class Acceptance:
-    """Acceptance of one sequence's drafts."""
+    """Acceptance rate of one sequence's drafted tokens, as measured so far."""
 
     __slots__ = ("_idle", "_missed", "_pause", "_taken")
 
@@ -53,16 +56,16 @@ class Acceptance:
 
     @property
     def chance(self) -> float:
-        """Chance that a draft is accepted, if all before it were."""
+        """Chance that a drafted token is accepted, if all drafted tokens before it were."""
         return (self._taken + DOUBT) / (self._taken + self._missed + 2 * DOUBT)
 
     @property
     def due(self) -> bool:
-        """Whether it had no draft for so long that one is tried."""
+        """Whether the sequence has gone without drafts for so long that one is to be tried."""
         return self._idle >= self._pause
 
     def note(self, drafted: int, taken: int) -> None:
-        """Note a step that checked `drafted` drafts and accepted the first `taken`."""
+        """Record a step that checked `drafted` drafted tokens and accepted the first `taken` of them."""
         if not drafted:
             self._idle += 1
             return
@@ -74,24 +77,25 @@ class Acceptance:
 
 
 class Drafts(NamedTuple):
-    """Drafts of one sequence for its next step."""
+    """Drafted tokens that are available for one sequence's next step."""
 
     acceptance: Acceptance
     available: int
-    """Number of drafted tokens."""
+    """Number of tokens that were drafted."""
     certain: int = 0
-    """Number of leading drafts that are known to be accepted."""
+    """Number of leading drafted tokens that are known to be accepted, since the grammar forces them."""
 
     def chance(self, place: int) -> float:
-        """Return the chance that draft number `place`, from 0 on, is accepted if all before it were."""
+        """Return the chance that drafted token number `place` (from 0) is accepted, if all before it were."""
         return 1.0 if place < self.certain else self.acceptance.chance
 
 
 def allocate_drafts(drafts: Sequence[Drafts], rows: int, positions: int, per_mille: int) -> list[int]:
-    """Return how many drafts are checked, by sequence.
+    """Return how many drafted tokens the step checks, for each sequence in `drafts`.
 
-    `rows`: rows of the step, each of which draws a token in any case. `positions`: positions that it computes
-    for them. `per_mille`: cost of one more position, in thousandths of the time of an empty step.
+    `rows`: number of rows of the step, each of which draws a token in any case. `positions`: number of
+    positions that the step computes for these rows. `per_mille`: cost of one more position, in thousandths of
+    the time of an empty step.
     """
     cost = per_mille / 1000
     counts = [0] * len(drafts)

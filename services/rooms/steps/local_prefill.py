@@ -1,11 +1,12 @@
-"""Choice of a room's prefill: by its decode worker itself, or by a prefill worker.
+"""Choice of where a room's prompt is computed: on its decode worker, or on a prefill worker.
 
-The one that is expected to finish sooner does it (`mine-or-granted`). Decode computes a prompt in parts
-within steps of running sequences, and each part may delay these for a bounded time. At a prefill worker the
-prompt waits for those before it. Tokens cached on decode are not computed. So decode computes
-the short new parts of long conversations. While prefill workers are busier, it computes long prompts, too.
+The worker that is expected to finish sooner computes it (`mine-or-granted`). Decode computes a prompt in
+parts, in the same steps as running sequences, and each part may delay these for a bounded time. At a prefill
+worker the prompt waits for those before it. Tokens cached on decode are not computed. So decode computes the
+short new parts of long conversations. While prefill workers are busier, it computes long prompts, too.
 
-The leader decides by its own clock, and all ranks get the decision as a command. Pure.
+The leader (first rank) decides by its own clock, and all ranks get the decision as a command. The module is
+pure.
 """
 
 from collections.abc import Sequence
@@ -16,51 +17,52 @@ from typing import Final, NamedTuple
 from baton.rooms.steps.step_cost import OUTLIER, StepCost
 
 WEIGHT: Final = 0.2
-"""Weight of the last step in running means of step times."""
+"""Weight of the last step in the running means of step times."""
 TRIED_TOKENS: Final = 64
-"""Prompt tokens in a step while their duration is unknown."""
+"""Number of prompt tokens in a step while it is not known how long they take."""
 KNOWN_STEPS: Final = 1000
-"""Steps of other kinds after which the measurement of one kind is dropped."""
+"""Number of steps of other kinds after which the measurement of one kind of step is dropped."""
 TRIED_STEPS: Final = 2
-"""Assumed duration of a step with prompt tokens, in plain steps, until one was measured."""
+"""Assumed duration of a step with prompt tokens, as a multiple of a step without, until one was measured."""
 
 
 @dataclass(slots=True)
 class PromptTiming:
-    """Measured duration of prompt parts in this worker's steps."""
+    """Measured duration of prompt parts that this decode worker computes in its steps."""
 
     gap_ms: float
-    """Longest time that a part may delay running sequences, in milliseconds. With 0, decode computes only
-    prompts without a prefill worker."""
+    """Longest time by which a prompt part may delay running sequences, in milliseconds. With 0, decode
+    computes only prompts for which there is no prefill worker."""
     alone_tokens: int
-    """Prompt tokens in a step that delays no sequence."""
+    """Most prompt tokens in a step without running sequences."""
     least_tokens: int
-    """Least prompt tokens in any step that has some."""
+    """Fewest prompt tokens in a step that computes a prompt part."""
     _steps: StepCost = field(default_factory=StepCost, init=False)
-    """Cost of steps without prompt tokens, by their sequences."""
+    """Cost of steps without prompt tokens, by number of sequences."""
     _slower: float = field(default=1.0, init=False)
-    """Duration of the last steps, as a multiple of what `_steps` predicts. It grows with the length of the
+    """Ratio of the last steps' durations to those that `_steps` predicts. It grows with the length of the
     KV."""
     token_ms: float | None = field(default=None, init=False)
-    """Milliseconds that each prompt token adds to a step with sequences, once measured."""
+    """Time that each prompt token adds to a step with running sequences, in milliseconds. None until
+    measured."""
     part_ms: float | None = field(default=None, init=False)
-    """Milliseconds that a part adds beyond its tokens, since the KV before it is laid out anew for each
-    part."""
+    """Fixed time that a prompt part adds to a step, besides the time of its tokens, in milliseconds. The KV
+    before the part is laid out anew each time. None until measured."""
     alone_ms: float | None = field(default=None, init=False)
-    """Milliseconds of a prompt token in a step without sequences, once measured."""
+    """Time of each prompt token in a step without running sequences, in milliseconds. None until measured."""
 
     _beside_ago: int = field(default=0, init=False)
-    """Steps since the last one with both sequences and prompt tokens."""
+    """Number of steps since the last one with both running sequences and prompt tokens."""
     _alone_ago: int = field(default=0, init=False)
-    """Steps since the last one with prompt tokens only."""
+    """Number of steps since the last one with prompt tokens only."""
 
     def step_ms(self, sequences: int) -> float:
         """Return the duration of a step without prompt tokens, in milliseconds; 0 until one was measured."""
         return self._slower * self._steps.ms(max(sequences, 1))
 
     def stepped(self, prompt_tokens: int, sequences: int, ms: float) -> None:
-        """Record a finished step: `sequences` decoded rows, `prompt_tokens` prefilled in the same step, and
-        its duration in milliseconds."""
+        """Record a finished step: its number of decoding `sequences`, its number of `prompt_tokens`, and its
+        duration in milliseconds."""
         self._beside_ago += 1
         self._alone_ago += 1
         ms = min(ms, OUTLIER * (self._expected_ms(prompt_tokens, sequences) or ms))
@@ -75,18 +77,19 @@ class PromptTiming:
             if self.alone_ms is not None:
                 self.part_ms = _mixed(self.part_ms, max(added_ms - prompt_tokens * self.alone_ms, 0.0))
             self._beside_ago = 0
-        elif prompt_tokens >= TRIED_TOKENS:  # a smaller part takes as long as a step, whatever it has
+        elif prompt_tokens >= TRIED_TOKENS:  # a smaller part takes as long as a whole step
             self.alone_ms = _mixed(self.alone_ms, ms / prompt_tokens)
             self._alone_ago = 0
-        # It may have been an odd one, by which none would be computed again.
+        # The measured step may have been unusually slow. Then no prompt would be computed here any more.
         if self._beside_ago == KNOWN_STEPS:
             self.token_ms = self.part_ms = None
         if self._alone_ago == KNOWN_STEPS:
             self.alone_ms = None
 
     def _expected_ms(self, prompt_tokens: int, sequences: int) -> float:
-        """Return the predicted duration of such a step, in milliseconds; 0 if unknown. A far longer step was
-        delayed by something else, such as a stopped process (`stall-is-no-work`)."""
+        """Return the predicted duration of a step with these prompt tokens and sequences, in milliseconds; 0
+        if unknown. A far longer step was delayed by something else, such as a stopped process
+        (`stall-is-no-work`)."""
         if not prompt_tokens:
             return self.step_ms(sequences)
         if not sequences:
@@ -99,8 +102,9 @@ class PromptTiming:
 
     @property
     def _part_and_token_ms(self) -> tuple[float, float] | None:
-        """Milliseconds that a part adds to a step with sequences, and that each of its tokens adds. None if
-        unknown. Until a part was measured, it is assumed to take all the time that it may."""
+        """Times that a prompt part adds to a step with running sequences, in milliseconds: a fixed time, and
+        that of each token. None if unknown. Until a part was measured, its fixed time is assumed to be the
+        longest that is allowed."""
         if self.alone_ms is None:
             return None if self.token_ms is None else (0.0, self.token_ms)
         believed_ms = min(self.gap_ms, self.alone_tokens * self.alone_ms)
@@ -108,7 +112,8 @@ class PromptTiming:
 
     @property
     def beside_tokens(self) -> int:
-        """Prompt tokens in a step that delays sequences."""
+        """Most prompt tokens in a step with running sequences, such that it delays them by `gap_ms` at
+        most."""
         known = self._part_and_token_ms
         if known is None:
             return max(min(TRIED_TOKENS, self.alone_tokens), self.least_tokens)
@@ -118,15 +123,19 @@ class PromptTiming:
         return max(min(int((self.gap_ms - part_ms) / token_ms), self.alone_tokens), self.least_tokens)
 
     def tokens_within(self, ms: float) -> int:
-        """Return the prompt tokens of a step without sequences that takes about `ms` milliseconds, or is as
-        short as one with sequences."""
+        """Return how many prompt tokens a step without running sequences computes in about `ms` milliseconds.
+        It is at least the number in a step with running sequences."""
         each_ms = self.token_ms if self.alone_ms is None else self.alone_ms
         fits = int(ms / each_ms) if each_ms else 0
         return max(min(fits, self.alone_tokens), self.beside_tokens)
 
     def prompt_ms(self, tokens: int, sequences: int, beside_steps: int) -> float | None:
-        """Return the time to prefill `tokens` prompt tokens, in milliseconds. None if unknown. `sequences`:
-        rows decoded in the same steps. `beside_steps`: most further steps that they run for."""
+        """Return the time to prefill `tokens` prompt tokens on this decode worker, in milliseconds. None if
+        unknown.
+
+        `sequences`: number that decode in the same steps. `beside_steps`: most further steps that these run
+        for.
+        """
         steps = ceil(tokens / self.beside_tokens)
         known, step_ms = self._part_and_token_ms, self.step_ms(sequences)
         if known is None:
@@ -136,31 +145,32 @@ class PromptTiming:
 
 
 class JoiningRoom(NamedTuple):
-    """A room that is handed over meanwhile, and decodes in the same steps from then on."""
+    """Room that prefill hands over while a prompt is computed here. From then on it decodes in the same
+    steps."""
 
     left_ms: float
-    """Time until then, in milliseconds."""
+    """Time until the room's hand-over, in milliseconds."""
     sequences: int
     steps: int
-    """Most steps that it runs for."""
+    """Most steps that the room runs for after its hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentDecode:
-    """Sequences that decode while a prompt is computed here."""
+    """Sequences that decode while this worker computes a prompt in the same steps."""
 
     sequences: int
-    """Running sequences, now or when earlier prompts are computed."""
+    """Number of sequences that run now, or will when earlier prompts are computed."""
     steps: int
-    """Most further steps that they run for."""
+    """Most further steps that these sequences run for."""
     joins: Sequence[JoiningRoom]
-    """Rooms that join, the next one first."""
+    """Rooms that will join the batch while the prompt is computed, the soonest first."""
     sequences_max: int
-    """Most sequences of a step."""
+    """Most sequences that a step computes."""
 
     def prompt_ms(self, pace: PromptTiming, tokens: int, until_ms: float) -> float | None:
-        """Return the time to prefill a prompt among these sequences. See `PromptTiming.prompt_ms`. It looks
-        no further than `until_ms`."""
+        """Return the time to prefill a prompt of `tokens` while these sequences decode, in milliseconds. None
+        if unknown. Rooms that join later than `until_ms` are ignored. See `PromptTiming.prompt_ms`."""
         sequences, joining = self.sequences, 0
         here_ms = pace.prompt_ms(tokens, sequences, self.steps)
         for each in self.joins:
@@ -173,14 +183,14 @@ class ConcurrentDecode:
 
 @dataclass(frozen=True, slots=True)
 class LocalPrefill:
-    """Reason for computing a room's prompt on decode."""
+    """Reason for which decode computes a room's prompt itself, in numbers."""
 
     missing_tokens: int
     known_tokens: int
     here_ms: float | None
-    """Time until its first token on decode, in milliseconds. None if unknown."""
+    """Expected time until the first token if decode computes the prompt, in milliseconds. None if unknown."""
     prefill_ms: float
-    """Time until its first token on prefill, in milliseconds."""
+    """Expected time until the first token if the prefill worker computes the prompt, in milliseconds."""
 
     def __str__(self) -> str:
         missing = f"{self.missing_tokens:,} of {self.known_tokens:,} tokens are missing here"
@@ -191,10 +201,11 @@ class LocalPrefill:
 def choose_local_prefill(
     pace: PromptTiming, missing: int, known: int, ahead: int, prefill_ms: float, beside: ConcurrentDecode
 ) -> LocalPrefill | None:
-    """Return why decode computes the prompt of a room with `known` tokens, or None if prefill does.
+    """Decide whether decode computes a room's prompt. Return the reason if it does, or None if prefill does.
 
-    `missing`: tokens without cached pages here. `ahead`: tokens of other prompts to compute here first.
-    `prefill_ms`: expected time of prefill. One step is tried if none was measured yet.
+    `missing`: number of prompt tokens without cached pages here, of `known` in all. `ahead`: tokens of other
+    prompts to compute here first. `prefill_ms`: expected time of prefill. `beside`: sequences that decode
+    meanwhile. If no prompt was measured here yet, one is tried while nothing else runs.
     """
     if not pace.gap_ms or prefill_ms <= 0:
         return None

@@ -1,11 +1,13 @@
-"""Drafts from the sequence itself: the tokens that followed its last n-gram earlier.
+"""Drafted tokens by n-gram look-up: the tokens that followed the sequence's last n-gram earlier in the
+sequence.
 
 Texts repeat themselves: an edit repeats the code, a summary its source, a list its items. The tokens after
-the longest earlier occurrence of a sequence's end are a draft of the next ones. It depends on the tokens
-alone, so all ranks draft the same (`drafts-agreed`).
+the longest earlier occurrence of a sequence's end are a draft of the next ones. The draft depends on the
+tokens alone, so all ranks draft the same (`drafts-agreed`).
 
-The index is that of LZ77: the last end of each pair of tokens, and for each position the previous end of its
-pair. A token is entered in constant time and takes 12 bytes. A look-up compares CHAIN_MAX positions at most.
+The index is that of LZ77. It has the last end of each pair of tokens, and for each position the previous end
+of the same pair. A token is entered in constant time and takes 12 bytes. A look-up compares CHAIN_MAX
+positions at most.
 """
 
 from array import array
@@ -13,11 +15,11 @@ from collections.abc import Sequence
 from typing import Final
 
 LEAST: Final = 2
-"""Least tokens of an occurrence. What follows a single token is arbitrary."""
+"""Least length of an n-gram, in tokens. What follows a single token is arbitrary."""
 LONGEST: Final = 8
-"""Most tokens of an occurrence that are compared, by default."""
+"""Longest n-gram that is compared by default, in tokens."""
 CHAIN_MAX: Final = 16
-"""Earlier occurrences of the last pair that are compared, the last one first."""
+"""Most earlier occurrences of the last two tokens that a look-up compares, the latest first."""
 _BUCKETS_MIN: Final = 2**8
 _BUCKETS_MAX: Final = 2**16
 _FACTOR: Final = 1_000_003
@@ -25,28 +27,28 @@ _NOWHERE: Final = 0
 
 
 class NgramLookup:
-    """N-gram index of one sequence. Positions are token counts, and a pair is at the position where it
-    ends."""
+    """N-gram index over the tokens of one sequence. A position is a number of tokens from the beginning, and
+    a pair of tokens is at the position where it ends."""
 
     def __init__(self, tokens_max: int, longest: int = LONGEST) -> None:
-        """`tokens_max`: expected number of tokens. `longest`: most tokens of an occurrence that are
-        compared."""
+        """Make an empty index. `tokens_max`: expected number of tokens. `longest`: longest n-gram that is
+        compared, in tokens."""
         buckets = _BUCKETS_MIN
         while buckets < min(tokens_max, _BUCKETS_MAX):
             buckets *= 2
         self._longest = longest
         self._tokens = array("I")
         self._last = array("I", [_NOWHERE]) * buckets
-        """Last end of a pair, by bucket."""
+        """Position of the last pair of tokens, by hash bucket."""
         self._before = array("I", [_NOWHERE])
-        """Previous end of a pair of the same bucket, by position."""
+        """Position of the previous pair in the same hash bucket, by position."""
 
     def __len__(self) -> int:
-        """Return the number of tokens entered."""
+        """Return the number of tokens in the index."""
         return len(self._tokens)
 
     def enter(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens of the sequence to the index."""
         known, last, before = self._tokens, self._last, self._before
         place, mask = len(known), len(last) - 1
         earlier = known[-1] if known else 0
@@ -60,7 +62,8 @@ class NgramLookup:
 
     def draft(self, most: int) -> list[int]:
         """Return up to `most` tokens that may come next: those after the longest earlier occurrence of the
-        end, or of equals the last one. A draft that reaches the end repeats itself."""
+        sequence's end. Of equally long ones, the latest counts. If a draft reaches the end of the sequence,
+        it goes on by repeating itself."""
         place = self._occurrence()
         if place == _NOWHERE:
             return []
@@ -71,7 +74,7 @@ class NgramLookup:
         return drafted
 
     def _occurrence(self) -> int:
-        """Return the end of the longest earlier occurrence."""
+        """Return the position after the longest earlier occurrence of the sequence's end, or _NOWHERE."""
         end = len(self._tokens)
         best, most = _NOWHERE, LEAST - 1
         place = self._before[end]
@@ -85,7 +88,7 @@ class NgramLookup:
         return best
 
     def _common(self, place: int, end: int) -> int:
-        """Return how many tokens before both positions are equal, as far as they are compared."""
+        """Return how many tokens directly before both positions are equal, up to the longest n-gram."""
         known = self._tokens
         for length in range(min(place, self._longest)):
             if known[place - 1 - length] != known[end - 1 - length]:

@@ -1,24 +1,25 @@
 """Cost of a step's positions, and of scoring prompt tokens, relative to an empty step.
 
 Scoring a token takes the head's product over the whole vocabulary, a softmax and a top-k search. With a small
-model and a large vocabulary that costs many times the token itself. So a step counts it (`counted-work`).
+model and a large vocabulary that costs many times the token itself. So a step's size includes it
+(`counted-work`).
 
-Machines differ, and so do the ranks of a worker. The leader measures its own steps, and all ranks use its
-numbers. `StepCost.ms` is for the leader alone.
+Machines differ, and so do the ranks of a worker. The leader (first rank) measures its own steps, and all
+ranks use its numbers. `StepCost.ms` is for the leader alone.
 """
 
 from typing import Final, NamedTuple
 
 
 class Costs(NamedTuple):
-    """Costs in thousandths of the time of an empty step."""
+    """Costs of a step's parts, in thousandths of the time of an empty step."""
 
     position: int
-    """Cost of one more position."""
+    """Cost of one more position in a step."""
     draft: int
-    """Cost of one token of a draft model, besides its position."""
+    """Cost of one token of a draft model, in addition to its position in the step."""
     scored: int
-    """Cost of scoring one prompt token, besides its position."""
+    """Cost of scoring one prompt token, in addition to computing its position."""
 
     @property
     def score_price(self) -> int:
@@ -26,7 +27,8 @@ class Costs(NamedTuple):
         return min(1000 * self.scored // max(self.position, 1), SCORE_PRICE_MAX)
 
     def tokens(self, positions: int, scored: int) -> int:
-        """Return the cost of `positions`, of which `scored` are scored, as a number of plain positions."""
+        """Return the cost of `positions` positions, of which `scored` are scored, as a number of plain
+        positions."""
         return positions + scored * self.score_price // 1000
 
     @property
@@ -36,48 +38,51 @@ class Costs(NamedTuple):
 
 
 SCORE_PRICE_MAX: Final = 64_000
-"""Bound on the price of scoring. It lets a step score some tokens, whatever was measured."""
+"""Most that scoring one token may count as, in thousandths of a position's cost. The bound lets a step score
+some tokens, whatever was measured."""
 BEFORE: Final = Costs(150, 150, 150)
-"""Costs before the first measurement, typical of CPUs and small models."""
+"""Costs that are assumed before the first measurement, typical of CPUs and small models."""
 PROMPTS: Final = Costs(1, 1, 1)
-"""Costs of prefill steps before the first measurement. Small steps save nothing, and scoring a token costs as
-much as computing it."""
+"""Costs of prefill steps that are assumed before the first measurement. Small steps save nothing, and scoring
+a token costs as much as computing it."""
 PROMPTS_ALIKE: Final = 0.125
-"""Relative difference in size below which prefill steps are alike. Their times depend on other things than
-size."""
+"""Relative difference in size below which prefill steps count as equally large. Their times differ for other
+reasons than size."""
 SENT_STEPS: Final = 16
-"""Steps between two broadcasts of the costs."""
+"""Number of steps between two broadcasts of the costs to all ranks."""
 SHARE_MIN: Final = 0.02
-"""Least weight of the last step in running means."""
+"""Least weight of the last step in the running means of step times."""
 OUTLIER: Final = 3
-"""Largest ratio of a step's time to its prediction. A longer step was delayed by something else
-(`stall-is-no-work`)."""
+"""Largest ratio of a step's measured time to its predicted time. A longer step was delayed by something else,
+and counts as this much (`stall-is-no-work`)."""
 MOST: Final = 10_000
 
 
 class StepCost:
-    """Linear fit of the leader's step times over positions and scored positions. The last steps weigh most.
-    If all steps were alike, it stays near the costs before."""
+    """Linear fit of the leader's step times over the numbers of positions and of scored positions. The last
+    steps weigh most. If all steps were equally large, the fit stays near the costs assumed before."""
 
     def __init__(self, before: Costs = BEFORE, alike: float = 0.0) -> None:
-        """`before`: costs before the first measurement. `alike`: relative difference in positions below which
-        steps are alike."""
+        """Make a fit without measurements. `before`: costs that are assumed until then. `alike`: relative
+        difference in positions below which steps count as equally large."""
         self.agreed = before
-        """Agreed costs that all ranks use."""
+        """Costs that all ranks use now, as the leader sent them last."""
         self._sent = before
         self._alike = alike
         self._steps = 0
         self._positions = self._scored = self._ms = 0.0
         self._spread = self._scored_spread = self._both = 0.0
-        """Variances of positions and of scored positions, and their covariance."""
+        """Variance of the number of positions. Then follow the variance of the number of scored positions,
+        and the covariance of the two."""
         self._joint = self._scored_joint = 0.0
-        """Covariances of both with the time."""
+        """Covariance of the number of positions with the step time. Then follows that of the number of scored
+        positions."""
         self._since = 0
         self._draft_ms: float | None = None
 
     def note(self, positions: int, ms: float, scored: int = 0) -> None:
-        """Record a step of `positions`, of which `scored` scored a prompt token. `ms`: its duration without
-        the draft model."""
+        """Record a measured step. `positions`: its number of positions, of which `scored` scored a prompt
+        token. `ms`: its duration without the draft model, in milliseconds."""
         self._steps += 1
         self._since += 1
         share = max(1 / self._steps, SHARE_MIN)
@@ -96,7 +101,7 @@ class StepCost:
         self._scored_joint = (1 - share) * (self._scored_joint + share * dear * long)
 
     def drafted(self, ms: float) -> None:
-        """Record the time of a draft model, in milliseconds per drafted token."""
+        """Record the time that a draft model took, in milliseconds per drafted token."""
         before = ms if self._draft_ms is None else self._draft_ms
         self._draft_ms = before + SHARE_MIN * (min(ms, OUTLIER * before) - before)
 
@@ -111,9 +116,9 @@ class StepCost:
 
     @property
     def _slopes(self) -> tuple[float, float]:
-        """Milliseconds of one more position, and of scoring one more.
+        """Estimated time of one more position, and of scoring one more position, in milliseconds.
 
-        Least squares, with the costs before as one more measurement (ridge regression).
+        Least squares, with the costs assumed before as one more measurement (ridge regression).
         """
         each, score = self._sent.position / 1000, self._sent.scored / 1000
         fixed_ms = self._ms / (1 + each * self._positions + score * self._scored)
@@ -129,8 +134,8 @@ class StepCost:
         return (c * x - b * y) / (a * c - b * b), (a * y - b * x) / (a * c - b * b)
 
     def ms(self, positions: int) -> float:
-        """Return the duration of a step of `positions` without scores, in milliseconds; 0 until one was
-        measured."""
+        """Return the predicted duration of a step of `positions` positions without scoring, in milliseconds;
+        0 until one was measured."""
         if not self._ms:
             return 0.0
         each, score = self._slopes
@@ -138,12 +143,12 @@ class StepCost:
         return max(plain_ms + each * (positions - self._positions), 0.05 * self._ms)
 
     def believe(self) -> None:
-        """Use the measured costs from now on. For a caller without other ranks."""
+        """Use the measured costs from now on. For a caller that has no other ranks to inform."""
         self.news()
 
     def news(self) -> Costs | None:
-        """Return costs that all ranks have to use from now on, or None if they did not change. Each is
-        returned once."""
+        """Return the measured costs if all ranks have to use them from now on, or None if they hardly
+        changed. Each change is returned once."""
         if self._since < SENT_STEPS:
             return None
         self._since = 0
