@@ -112,7 +112,7 @@ class Roster(Generic[R]):
         A room that was cancelled before it arrived is entered with that cause, and ends in its first turn.
         Raises RoomExists for an id that is or was here, and RosterFull if the table is full.
         """
-        self._forget_old(now_ms)
+        self.forget_old(now_ms)
         grave = self._tombstones.get(room)
         if room in self._rooms or (grave is not None and grave.cause is None):
             raise RoomExists(f"room {room} is or was in use here")
@@ -264,7 +264,8 @@ class Roster(Generic[R]):
     def _bury(self, room: RoomId, grave: Tombstone) -> None:
         _bury(self._tombstones, room, grave)
 
-    def _forget_old(self, now_ms: int) -> None:
+    def forget_old(self, now_ms: int) -> None:
+        """Remove tombstones that have expired."""
         _forget_old(self._tombstones, now_ms)
         _forget_old(self._given_up, now_ms)
 

@@ -6,13 +6,14 @@ Time stands still here, too: what waits for it (a room that is not reported reti
 gone) is asked about as if it had passed.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.fleet.need import Need
 from baton.fleet.registry import Registry
-from baton.fleet.room_entry import RoomEntry, RoomPhase
+from baton.fleet.room_entry import RoomPhase
 from baton.fleet.room_table import CLOSING_MS, OPEN_MS_MAX, OUTCOME_MS
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
@@ -149,29 +150,27 @@ class Book:
 
     def standing(self) -> BookStanding:
         registry = self._registry
-        tables = (registry._open, registry._done, registry._failed)
-        rooms = {entry.id: self._written(entry, tables) for table in tables for entry in table.values()}
+        tables = Counter(entry.id for entry in registry.rooms())
+        rooms = {entry.id: Written(entry.phase, entry.cause, tables[entry.id]) for entry in registry.rooms()}
+        unfiled = {entry.id for entry in registry.open_rooms()}
         strangers = rooms.keys() - self._issued
         if strangers:
             raise Broken(
                 Law.ROOM_ISSUED, f"the registry knows rooms {sorted(strangers)} that it never opened"
             )
         for worker in registry.workers():
-            if not worker.rooms <= registry._open.keys():
+            if not worker.rooms <= unfiled:
                 raise Broken(Law.ZERO_AT_IDLE, f"{worker.facts.name} is charged with rooms that are filed")
             if worker.tokens != len(worker.rooms):
                 raise Broken(Law.ZERO_AT_IDLE, f"{worker.facts.name} is charged with {worker.tokens} tokens")
         charged = any(worker.rooms for worker in registry.workers())
-        overdue = any(entry.phase is RoomPhase.CLOSING for entry in registry._open.values())
+        overdue = any(entry.phase is RoomPhase.CLOSING for entry in registry.open_rooms())
         holders = frozenset(
             (worker.facts.incarnation % 2, Incarnation(worker.facts.incarnation // 2))
             for worker in registry.workers()
         )
         departed = frozenset((gone % 2, Incarnation(gone // 2)) for gone in registry.departed())
-        return BookStanding(rooms, not registry._open and not charged, holders, overdue, departed)
-
-    def _written(self, entry: RoomEntry, tables: tuple[Mapping[RoomId, RoomEntry], ...]) -> Written:
-        return Written(entry.phase, entry.cause, sum(entry.id in table for table in tables))
+        return BookStanding(rooms, not unfiled and not charged, holders, overdue, departed)
 
     def _facts(self, side: int, incarnation: Incarnation) -> WorkerFacts:
         name = SIDES[side].value

@@ -428,11 +428,11 @@ class DecodeRank(Rank[WatchedRoom]):
 
     # ---- what it is
 
-    def _nothing_held(self) -> bool:
+    def nothing_held(self) -> bool:
         """Check that nothing is held, and nothing is left of rooms that are gone."""
         now = self.side.capacity()
         kept = (now.margin, now.rows) == (self._at_first.margin, self._at_first.rows)
-        return super()._nothing_held() and (kept or self.side.revoking)
+        return super().nothing_held() and (kept or self.side.revoking)
 
     def standing(self) -> Standing:
         rooms, told = list(self._roster), super().standing()

@@ -176,7 +176,9 @@ class Following:
 
     def _one_side(self, side: int, word: int) -> State:
         state = self._packing.unpack(word)
-        return state._replace(receivers=HIDDEN) if side == PREFILL else state._replace(senders=HIDDEN)
+        if side == PREFILL:
+            return State(state.senders, HIDDEN, *state[2:])
+        return State(HIDDEN, state.receivers, *state[2:])
 
     def _take(
         self, part: Part, side: int, state: State, steps: Iterable[tuple[Label, Make]], *, usual: bool
@@ -207,9 +209,8 @@ class Following:
         known = self._between.get(key)
         if known is None:
             state = self._packing.unpack(word)
-            groups = State(*(HIDDEN for _ in state))._replace(
-                senders=state.senders, receivers=state.receivers, peers=state.peers
-            )
+            shared = [HIDDEN for _ in state[2:]]
+            groups = State(state.senders, state.receivers, *shared).with_peers(state.peers)
             part, lands = Part(), list(flying(self._world, groups))
             if not any(each.flying for each in self._world.standings(state, PREFILL)):
                 self._without_flights.add(word & SENDERS)

@@ -35,13 +35,13 @@ def opened(world: World, state: State, peer: Incarnation) -> State:
     """A room has come to decode, and waits for it that its sender knows our memory."""
     if peer != state.peers[PREFILL] or state.way is not Way.UNKNOWN:
         return state  # known, being made known, or gone, which will be told
-    return ask_to_connect(world, state._replace(way=Way.CONNECTING), None)
+    return ask_to_connect(world, state.with_way(Way.CONNECTING), None)
 
 
 def ask_to_connect(world: World, state: State, then: Message | None) -> State:
     """`then`: the grant that is sent once more afterwards."""
     exposure = world.standings(state, DECODE)[0].exposure
-    return state._replace(mail=state.mail | {(PREFILL, "connect", state.peers[DECODE], exposure, then)})
+    return state.send((PREFILL, "connect", state.peers[DECODE], exposure, then))
 
 
 def connected(world: World, state: State, message: Message, answer: str) -> State:
@@ -52,15 +52,14 @@ def connected(world: World, state: State, message: Message, answer: str) -> Stat
         # A way that broke is made anew once nothing is under way on it, and always where our memory is.
         return ask_to_connect(world, state, then)
     if then is not None:
-        return state._replace(mail=state.mail | {then})
-    known = (DECODE, "connected", state.peers[PREFILL])
-    return state._replace(way=Way.CONNECTED, mail=state.mail | {known})
+        return state.send(then)
+    return state.with_way(Way.CONNECTED).send((DECODE, "connected", state.peers[PREFILL]))
 
 
 def doubted(world: World, state: State) -> State:
     """The next room connects anew."""
     if world.scope.ways and state.way is Way.CONNECTED:
-        return state._replace(way=Way.UNKNOWN)
+        return state.with_way(Way.UNKNOWN)
     return state
 
 
@@ -68,7 +67,7 @@ def exposed_anew(world: World, state: State) -> State:
     """Tell every sender that knew the memory's place the new one, whether or not a room waits for it."""
     if not world.scope.ways or state.way is Way.CONNECTING:
         return state  # it is asked on, where our memory is by then
-    return ask_to_connect(world, state._replace(way=Way.CONNECTING), None)
+    return ask_to_connect(world, state.with_way(Way.CONNECTING), None)
 
 
 def not_connected(world: World, state: State, message: Message) -> State:
@@ -76,7 +75,7 @@ def not_connected(world: World, state: State, message: Message) -> State:
     _, _, receiver, _, then = message
     if receiver != state.peers[DECODE]:
         return state
-    state = state._replace(way=Way.UNKNOWN)
+    state = state.with_way(Way.UNKNOWN)
     if then is not None:
         return cancel_here(world, state, then[2], Reason.PREFILL_LOST)
     for room, at in world.standings(state, DECODE)[0].rooms.items():
@@ -96,7 +95,7 @@ def grant(world: World, state: State, room: RoomId, told: Facts) -> State:
         return cancel_here(world, state, room, Reason.PREFILL_LOST)
     _, exposure, generation, pages, slot = told[0]
     message = (PREFILL, "grant", room, peers[DECODE], exposure, generation, pages, slot, False)
-    return state._replace(mail=state.mail | {message})
+    return state.send(message)
 
 
 def refused(world: World, state: State, message: Message, answer: str) -> State:
@@ -114,7 +113,7 @@ def _again(world: World, state: State, message: Message) -> State:
     room, receiver = message[2], message[3]
     at = world.standings(state, DECODE)[0].at(room)
     wanted = receiver == state.peers[DECODE] and at is not None and at.phase is Phase.TRANSFERRING
-    return state._replace(mail=state.mail | {message}) if wanted else state
+    return state.send(message) if wanted else state
 
 
 def cancel_here(world: World, state: State, room: RoomId, reason: Reason) -> State:
@@ -122,7 +121,7 @@ def cancel_here(world: World, state: State, room: RoomId, reason: Reason) -> Sta
     if state.rooms[room - 1].peers[DECODE] != state.peers[DECODE]:
         return state
     cancel = (DECODE, "cancel", room, reason if world.scope.ways else CALLED_OFF)
-    return state._replace(mail=state.mail | {cancel})
+    return state.send(cancel)
 
 
 # ---- mine
@@ -133,7 +132,7 @@ def claim(state: State, room: RoomId) -> State:
     peers = state.rooms[room - 1].peers
     if peers[PREFILL] != state.peers[PREFILL]:
         return state
-    return state._replace(mail=state.mail | {(PREFILL, "claim", room, peers[DECODE])})
+    return state.send((PREFILL, "claim", room, peers[DECODE]))
 
 
 def claim_refused(state: State, message: Message, answer: str) -> State:
@@ -142,7 +141,7 @@ def claim_refused(state: State, message: Message, answer: str) -> State:
     if answer == "PeerFault":
         raise Broken(Law.MINE_OR_GRANTED, f"room {room} is claimed, and was granted")
     coming = any(each[:3] == (PREFILL, "open", room) for each in state.mail)
-    return state._replace(mail=state.mail | {message}) if coming else state
+    return state.send(message) if coming else state
 
 
 # ---- close
@@ -156,12 +155,12 @@ def wants_close(world: World, state: State, room: RoomId, told: Facts) -> State:
     close = Close(room, Generation(int(str(generation))), WANTED)
     if doubtful and state.rooms[room - 1].peers[PREFILL] == state.peers[PREFILL]:
         state = doubted(world, state)
-    return state._replace(closes=state.closes | {close})
+    return state.with_closes(state.closes | {close})
 
 
 def asked(state: State, close: Close) -> State:
     """The close has reached the sender."""
-    return _closes(state, close, close._replace(asked=ASKED))
+    return _closes(state, close, close.with_asked(ASKED))
 
 
 def can_acknowledge(world: World, state: State, close: Close) -> bool:
@@ -178,9 +177,8 @@ def acknowledge(world: World, state: State, close: Close) -> State:
                     f"the close of room {close.room} is acknowledged while a {flight.kind} can still land",
                 )
     quiet = (DECODE, "quiet", close.room, close.generation)
-    following = _closes(state, close, close._replace(asked=ACKNOWLEDGED))
-    return following._replace(mail=following.mail | {quiet})
+    return _closes(state, close, close.with_asked(ACKNOWLEDGED)).send(quiet)
 
 
 def _closes(state: State, close: Close, now: Close) -> State:
-    return state._replace(closes=state.closes - {close} | {now})
+    return state.with_closes(state.closes - {close} | {now})

@@ -3,7 +3,7 @@
 from baton.ids import Incarnation
 from tests.model.laws import Broken, Law
 from tests.model.registry import CALLED_OFF, joined, lost, over, without
-from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World, with_ranks
+from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World
 
 
 def died(world: World, state: State, side: int) -> State:
@@ -25,7 +25,7 @@ def left(world: World, state: State, side: int) -> State:
                     Law.DRAIN_KEEPS_PROMISES,
                     f"{SIDES[side]} leaves, and a {flight.kind} of room {flight.room} is under way",
                 )
-    return _gone(world, state, side, "left")._replace(draining=None)
+    return _gone(world, state, side, "left").with_draining(None)
 
 
 def _gone(world: World, state: State, side: int, proof: str) -> State:
@@ -33,16 +33,16 @@ def _gone(world: World, state: State, side: int, proof: str) -> State:
     rooms = lost(world, state, side, gone, proof)
     following = without(world, state, side, gone, proof)
     mail = frozenset(message for message in state.mail if message[0] != side) | {(1 - side, "depart", gone)}
-    closes = frozenset(each._replace(asked=min(each.asked, WANTED)) for each in state.closes)
-    following = with_ranks(following, side, world.blank(side, Incarnation(gone + 1)))._replace(
-        mail=mail,
-        peers=(Incarnation(gone + 1), state.peers[DECODE])
-        if side == PREFILL
-        else (state.peers[PREFILL], Incarnation(gone + 1)),
-        closes=frozenset() if side == DECODE else closes,
-        way=Way.UNKNOWN if world.scope.ways else state.way,
-        stalled=state.stalled and side != PREFILL,
-        lag=None if state.lag is not None and state.lag[0] == side else state.lag,
+    closes = frozenset(each.with_asked(min(each.asked, WANTED)) for each in state.closes)
+    came, other = Incarnation(gone + 1), state.peers[1 - side]
+    following = (
+        following.with_ranks(side, world.blank(side, came))
+        .with_mail(mail)
+        .with_peers((came, other) if side == PREFILL else (other, came))
+        .with_closes(frozenset() if side == DECODE else closes)
+        .with_way(Way.UNKNOWN if world.scope.ways else state.way)
+        .with_stalled(state.stalled and side != PREFILL)
+        .with_lag(None if state.lag is not None and state.lag[0] == side else state.lag)
     )
     for room in rooms:
         following = over(world, following, room, CALLED_OFF)

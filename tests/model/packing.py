@@ -6,7 +6,7 @@ A reduction, and why nothing is lost by it:
 """
 
 from collections.abc import Hashable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from baton.ids import Incarnation
 from tests.model.world import DECODE, PREFILL, State, World
@@ -17,9 +17,6 @@ SENDERS: Final = _MASK
 RECEIVERS: Final = _MASK << BITS
 GROUPS: Final = SENDERS | RECEIVERS
 """Bits of both sides' groups. The rest of a word is shared."""
-
-
-_PEERS: Final = State._fields[2:].index("peers")
 
 
 class _Numbered:
@@ -59,7 +56,7 @@ class Packing:
 
     def peers(self, word: int) -> tuple[Incarnation, Incarnation]:
         """Return the live incarnations."""
-        return cast(tuple[Incarnation, Incarnation], self._shared.values[word >> 2 * BITS][_PEERS])
+        return State((), (), *self._shared.values[word >> 2 * BITS]).peers
 
     def unpack(self, word: int) -> State:
         shared = self._shared.values[word >> 2 * BITS]
@@ -81,7 +78,7 @@ def tidy(world: World, state: State, sides: tuple[int, ...] = (PREFILL, DECODE))
             standings[rank].over(room) and cast.do(rank, message[1:])[0] == rank for rank in state.ranks(side)
         ):
             mail = mail - {message}
-    return state._replace(mail=mail) if mail is not state.mail else state
+    return state.with_mail(mail) if mail is not state.mail else state
 
 
 def cancels(world: World, state: State) -> tuple[Any, ...]:

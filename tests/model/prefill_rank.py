@@ -143,9 +143,9 @@ class PrefillRank(Rank[WritingRoom]):
             return _name(error)
         return ""
 
-    def _cause(self, reason: Reason) -> Cause:
+    def cause(self, reason: Reason) -> Cause:
         # Called off or given up is the same to a sender: said alike, it makes no more states.
-        return GIVEN_UP if reason is Reason.CANCELLED else super()._cause(reason)
+        return GIVEN_UP if reason is Reason.CANCELLED else super().cause(reason)
 
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation) -> str:
         try:

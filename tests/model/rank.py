@@ -83,7 +83,7 @@ class Rank(ABC, Generic[R]):
         return ""
 
     def cancel(self, room: RoomId, reason: Reason) -> str:
-        self.side.cancel(room, self._cause(reason), 0)
+        self.side.cancel(room, self.cause(reason), 0)
         self._remember(room)
         return ""
 
@@ -98,7 +98,7 @@ class Rank(ABC, Generic[R]):
 
     def forget(self) -> str:
         """Expire what is remembered of rooms that are not here."""
-        self._roster._forget_old(TOMBSTONE_MS)
+        self._roster.forget_old(TOMBSTONE_MS)
         self._forgotten |= {room for room in self._opened if room not in self._roster}
         self._cancelled.clear()
         return ""
@@ -168,7 +168,7 @@ class Rank(ABC, Generic[R]):
         self._check_tables()
         here = {room.id: At(room.phase, room.cause) for room in roster}
         past = frozenset(self._opened - here.keys() - self._forgotten)
-        return Standing(here, past, self._nothing_held(), bool(self._step), self.side.draining, self._left)
+        return Standing(here, past, self.nothing_held(), bool(self._step), self.side.draining, self._left)
 
     def _check_tables(self) -> None:
         """Every table tells of the same rooms (`one-retire`), and none of one that never came."""
@@ -190,7 +190,7 @@ class Rank(ABC, Generic[R]):
         if len(holdings) and not here:
             raise Broken(Law.ONE_RETIRE, "memory is held for no room")
 
-    def _nothing_held(self) -> bool:
+    def nothing_held(self) -> bool:
         holdings = self._holdings
         pages, slots = holdings.census(), holdings.slots.census()
         return (
@@ -208,7 +208,7 @@ class Rank(ABC, Generic[R]):
     def _entered(self, room: R, *about: Any) -> None:
         """Handle a room that has just been opened."""
 
-    def _cause(self, reason: Reason) -> Cause:
+    def cause(self, reason: Reason) -> Cause:
         """Why it is cancelled."""
         return Cause(reason, "as the world tells")
 

@@ -27,7 +27,7 @@ def issue(world: World, state: State, room: RoomId) -> State:
         raise Broken(Law.ROOM_UNIQUE, f"room {issued} is issued where room {room} should follow")
     entry = Entry(Known.CALLED, state.peers)
     calls = {(side, "open", room, state.peers[1 - side]) for side in (PREFILL, DECODE)}
-    return _known(state, room, entry)._replace(mail=state.mail | calls)
+    return state.with_room(room, entry).send(*calls)
 
 
 def over(world: World, state: State, room: RoomId, reason: Reason, *told: int) -> State:
@@ -45,7 +45,7 @@ def cancel(state: State, room: RoomId, reason: Reason, *told: int) -> State:
         for side in (PREFILL, DECODE)
         if side not in told and entry.peers[side] == state.peers[side]
     }
-    return state._replace(mail=state.mail | cancels)
+    return state.send(*cancels)
 
 
 def answered(world: World, state: State, room: RoomId) -> State:
@@ -59,7 +59,7 @@ def gave_back(world: World, state: State, room: RoomId, side: int) -> State:
     """A worker has retired a room, and reports it."""
     if not world.scope.registry:
         return state
-    return state._replace(mail=state.mail | {(BOOTSTRAP, "retired", room, side)})
+    return state.send((BOOTSTRAP, "retired", room, side))
 
 
 def lost(world: World, state: State, side: int, incarnation: Incarnation, proof: str | None) -> list[RoomId]:
@@ -84,13 +84,15 @@ def joined(world: World, state: State, side: int) -> State:
 def claimed(state: State, room: RoomId) -> State:
     """Prefill's part has ended, and decode goes on by itself."""
     entry = state.rooms[room - 1]
-    return _known(state, room, entry._replace(known=Known.LOCAL)) if entry.known is Known.CALLED else state
+    if entry.known is not Known.CALLED:
+        return state
+    return state.with_room(room, Entry(Known.LOCAL, entry.peers))
 
 
 def orphaned(state: State, room: RoomId) -> State:
     """Whoever opened the room is gone, and with it the streams: both sides see them break."""
     entry = state.rooms[room - 1]
-    return cancel(_known(state, room, entry._replace(known=Known.ORPHANED)), room, CALLED_OFF)
+    return cancel(state.with_room(room, Entry(Known.ORPHANED, entry.peers)), room, CALLED_OFF)
 
 
 def untold(world: World, state: State) -> State:
@@ -122,7 +124,7 @@ def _ended(world: World, state: State, room: RoomId, reason: Reason | None) -> S
     state, told = _write(world, state, room, "end", room, reason)
     if told is None:
         raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} runs, and the registry says that it had ended")
-    return _known(state, room, state.rooms[room - 1]._replace(known=Known.OVER))
+    return state.with_room(room, Entry(Known.OVER, state.rooms[room - 1].peers))
 
 
 def _heard(world: World, state: State, room: RoomId, reason: Reason | None) -> State:
@@ -140,10 +142,4 @@ def _write(world: World, state: State, otherwise: Any, deed: str, *about: Any) -
     if not world.scope.registry:
         return state, otherwise
     book, answer = world.books.do(state.book, (deed, *about))
-    return state._replace(book=book), answer
-
-
-def _known(state: State, room: RoomId, entry: Entry) -> State:
-    rooms = list(state.rooms)
-    rooms[room - 1] = entry
-    return state._replace(rooms=tuple(rooms))
+    return state.with_book(book), answer

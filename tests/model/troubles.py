@@ -53,7 +53,7 @@ REVOKE: Final[Message] = (DECODE, "revoke")
 
 def troubles(world: World, state: State, side: int) -> Steps:
     if side == DECODE and state.stalled:  # never to be relied on
-        yield ("wake",), lambda before: before._replace(stalled=False)
+        yield ("wake",), lambda before: before.with_stalled(False)
     if not any(state.left):
         return
     for index, trouble in enumerate(TROUBLES):
@@ -64,7 +64,7 @@ def troubles(world: World, state: State, side: int) -> Steps:
 
 
 def _spending(left: tuple[int, ...], make: Make) -> Make:
-    return lambda state: make(state._replace(left=left))
+    return lambda state: make(state.with_left(left))
 
 
 def _aborts(world: World, state: State, side: int) -> Steps:
@@ -80,7 +80,7 @@ def _ends(world: World, state: State, side: int) -> Steps:
 
 
 def _told(state: State, message: Message) -> State:
-    return state._replace(mail=state.mail | {message})
+    return state.send(message)
 
 
 def _orphans(world: World, state: State, side: int) -> Steps:
@@ -116,7 +116,7 @@ def _losses(world: World, state: State, side: int) -> Steps:
 
 def _lose(world: World, state: State, message: Message) -> State:
     state = misses(world, state, message)
-    return state._replace(mail=state.mail - {message})
+    return state.take(message)
 
 
 def is_missed(world: World, state: State, message: Message) -> bool:
@@ -133,14 +133,14 @@ def misses(world: World, state: State, message: Message) -> State:
     _, deed, room, *_ = message
     match deed:
         case "open":
-            return over(world, state._replace(mail=state.mail - {message}), room, CALLED_OFF)
+            return over(world, state.take(message), room, CALLED_OFF)
         case "connect":
-            return not_connected(world, state._replace(mail=state.mail - {message}), message)
+            return not_connected(world, state.take(message), message)
         case "grant":
             return cancel_here(world, state, room, Reason.PREFILL_LOST)
         case "quiet":
-            wanted = [each._replace(asked=WANTED) if each.room == room else each for each in state.closes]
-            return state._replace(closes=frozenset(wanted))
+            wanted = [each.with_asked(WANTED) if each.room == room else each for each in state.closes]
+            return state.with_closes(frozenset(wanted))
         case _:
             return state
 
@@ -155,7 +155,7 @@ def _claims(world: World, state: State, side: int) -> Steps:
 
 def _stalls(world: World, state: State, side: int) -> Steps:
     if side == DECODE and not state.stalled:
-        yield ("stall",), lambda before: before._replace(stalled=True)
+        yield ("stall",), lambda before: before.with_stalled(True)
 
 
 def revokable(world: World, state: State) -> bool:
@@ -179,7 +179,7 @@ def _drains(world: World, state: State, side: int) -> Steps:
 
 def _drain(world: World, state: State, side: int) -> State:
     book, _ = world.books.do(state.book, ("drain", side, state.peers[side]))
-    return state._replace(book=book, draining=side)
+    return state.with_book(book).with_draining(side)
 
 
 def _forgets(world: World, state: State, side: int) -> Steps:
@@ -241,7 +241,7 @@ def _namesakes(world: World, state: State, side: int) -> Steps:
 
 def _registry_does(world: World, state: State, deed: Label) -> State:
     book, _ = world.books.do(state.book, deed)
-    return state._replace(book=book)
+    return state.with_book(book)
 
 
 def _misconnects(world: World, state: State, side: int) -> Steps:
@@ -252,7 +252,7 @@ def _misconnects(world: World, state: State, side: int) -> Steps:
 
 
 def _misconnect(world: World, state: State, message: Message, rank: int) -> State:
-    return connect(world, state._replace(mail=state.mail - {message}), message, unreached=rank)
+    return connect(world, state.take(message), message, unreached=rank)
 
 
 def _rumours(world: World, state: State, side: int) -> Steps:

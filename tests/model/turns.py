@@ -40,7 +40,6 @@ from tests.model.world import (
     Way,
     World,
     one_rank,
-    with_ranks,
 )
 
 RowResult = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], tuple[int, ...]]
@@ -64,7 +63,7 @@ def taken(
 def _did(
     world: World, state: State, side: int, ranks: Sequence[int], done: Sequence[tuple[Done, ...]]
 ) -> State:
-    following = with_ranks(state, side, ranks)
+    following = state.with_ranks(side, ranks)
     if following.ranks(side) == state.ranks(side):
         return state
     if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
@@ -139,30 +138,30 @@ def lag(world: World, state: State, side: int, rank: int) -> State:
     ranks, done, _, agreed = agree(world, side, state.ranks(side), None)
     if world.standing(side, ranks[0]).left or not (done[0] or world.scope.grows):
         return state  # nothing that anyone could notice
-    if side == DECODE and _moved(world, state, with_ranks(state, side, ranks)):
+    if side == DECODE and _moved(world, state, state.with_ranks(side, ranks)):
         return state  # no rank is ahead: such a turn ends when all have told where their memory is
     if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
-        return lag(world, with_ranks(state, side, ranks), side, rank)
+        return lag(world, state.with_ranks(side, ranks), side, rank)
     following = _did(world, state, side, ranks, done)
     acted = list(following.ranks(side))
     acted[rank] = state.ranks(side)[rank]
-    return with_ranks(following, side, acted)._replace(lag=(side, rank, agreed))
+    return following.with_ranks(side, acted).with_lag((side, rank, agreed))
 
 
 def catch_up(world: World, state: State) -> State:
     if state.lag is None:
         return state
     side, rank, agreed = state.lag
-    return one_rank(world, state, side, rank, ("turn", agreed, None))._replace(lag=None)
+    return one_rank(world, state, side, rank, ("turn", agreed, None)).with_lag(None)
 
 
 def deliver(world: World, state: State, message: Message, *, repeat: bool = False) -> State:
     """A message reaches the bootstrap, or a command all ranks. `repeat`: it is under way once more, and
     nobody reads this answer."""
     side, deed, *about = message
-    following = state if repeat else state._replace(mail=state.mail - {message})
+    following = state if repeat else state.take(message)
     if side == BOOTSTRAP:
-        return following._replace(book=world.books.do(state.book, (deed, *about))[0])
+        return following.with_book(world.books.do(state.book, (deed, *about))[0])
     if deed == "connect":
         return connect(world, following, message, repeat=repeat)
     answer, following = _command(world, following, side, deed, about)
@@ -195,7 +194,7 @@ def connect(
         ("connect", receiver, exposure, reached, rank != unreached) for rank in range(len(state.senders))
     ]
     after = [do(rank, deed) for rank, deed in zip(state.senders, deeds, strict=True)]
-    following, (answer,) = taken(world, with_ranks(state, PREFILL, [rank for rank, _ in after]), PREFILL)
+    following, (answer,) = taken(world, state.with_ranks(PREFILL, [rank for rank, _ in after]), PREFILL)
     for rank, (_, problem) in enumerate(after):
         if problem and not answer:
             raise Broken(Law.APPLY_VERDICT, f"a connect is answered as made, and on r{rank} it was not")
@@ -222,7 +221,7 @@ def _command(world: World, state: State, side: int, deed: str, about: list[Any])
     answers = [answer for _, answer in after]
     if len(set(answers)) > 1 and not (ways and set(answers) == {"", "NotConnected"}):
         raise Broken(Law.COMMANDS_ORDERED, f"ranks answer a {deed} with {sorted(set(answers))}")
-    return answers[0], with_ranks(state, side, [rank for rank, _ in after])
+    return answers[0], state.with_ranks(side, [rank for rank, _ in after])
 
 
 def _decode_did(
@@ -239,7 +238,7 @@ def _decode_did(
             return wants_close(world, state, room, told)
         case Effect.RELEASE:
             closes = frozenset(close for close in state.closes if close.room != room)
-            return answered(world, state._replace(closes=closes), room)
+            return answered(world, state.with_closes(closes), room)
         case _:
             pass
     return state

@@ -26,6 +26,8 @@ SIDES = ("prefill", "decode", "the bootstrap")
 
 Message = tuple[Any, ...]
 """(to: PREFILL, DECODE or BOOTSTRAP, deed, arguments …)"""
+Lag = tuple[int, int, tuple[int, ...]]
+"""(side, rank, verdict)"""
 
 
 class Known(IntEnum):
@@ -54,6 +56,9 @@ class Close(NamedTuple):
     generation: int
     asked: int
     """WANTED, ASKED (the sender was told) or ACKNOWLEDGED."""
+
+    def with_asked(self, asked: int) -> "Close":
+        return Close(self.room, self.generation, asked)
 
 
 WANTED, ASKED, ACKNOWLEDGED = 0, 1, 2
@@ -85,11 +90,58 @@ class State(NamedTuple):
     """The side whose worker was asked to leave, and has not."""
     book: int = 0
     """The registry's tables, in `World.books`."""
-    lag: tuple[int, int, tuple[int, ...]] | None = None
-    """(side, rank, verdict) of the rank that has not done yet what its worker's last turn asked of it."""
+    lag: Lag | None = None
+    """The rank that has not done yet what its worker's last turn asked of it."""
 
     def ranks(self, side: int) -> tuple[int, ...]:
         return self.senders if side == PREFILL else self.receivers
+
+    def with_ranks(self, side: int, ranks: Sequence[int]) -> "State":
+        """Return the state with other ranks. Faster than `_replace`, because ranks change most often."""
+        if side == PREFILL:
+            return State(tuple(ranks), *self[1:])
+        return State(self.senders, tuple(ranks), *self[2:])
+
+    def send(self, *messages: Message) -> "State":
+        """Return the state with these messages in its mail, too."""
+        return self._replace(mail=self.mail.union(messages))
+
+    def take(self, message: Message) -> "State":
+        """Return the state without a message in its mail."""
+        return self._replace(mail=self.mail - {message})
+
+    def with_mail(self, mail: frozenset[Message]) -> "State":
+        return self._replace(mail=mail)
+
+    def with_room(self, room: RoomId, entry: Entry) -> "State":
+        """Return the state with other knowledge of one room."""
+        rooms = list(self.rooms)
+        rooms[room - 1] = entry
+        return self._replace(rooms=tuple(rooms))
+
+    def with_closes(self, closes: frozenset[Close]) -> "State":
+        return self._replace(closes=closes)
+
+    def with_peers(self, peers: tuple[Incarnation, Incarnation]) -> "State":
+        return self._replace(peers=peers)
+
+    def with_left(self, left: tuple[int, ...]) -> "State":
+        return self._replace(left=left)
+
+    def with_way(self, way: Way) -> "State":
+        return self._replace(way=way)
+
+    def with_stalled(self, stalled: bool) -> "State":
+        return self._replace(stalled=stalled)
+
+    def with_draining(self, draining: int | None) -> "State":
+        return self._replace(draining=draining)
+
+    def with_book(self, book: int) -> "State":
+        return self._replace(book=book)
+
+    def with_lag(self, lag: Lag | None) -> "State":
+        return self._replace(lag=lag)
 
 
 class World:
@@ -213,15 +265,8 @@ def check_writers(senders: Sequence[Standing]) -> None:
                 )
 
 
-def with_ranks(state: State, side: int, ranks: Sequence[int]) -> State:
-    """Replace the ranks like `_replace`, but faster, because ranks change most often."""
-    if side == PREFILL:
-        return State._make((tuple(ranks), *state[1:]))
-    return State._make((state[0], tuple(ranks), *state[2:]))
-
-
 def one_rank(world: World, state: State, side: int, rank: int, deed: tuple[Any, ...]) -> State:
     """One rank alone does something."""
     ranks = list(state.ranks(side))
     ranks[rank], _ = world.casts[side].do(ranks[rank], deed)
-    return with_ranks(state, side, ranks)
+    return state.with_ranks(side, ranks)
