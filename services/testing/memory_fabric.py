@@ -166,10 +166,11 @@ class MemoryFabric:
         stalled = {incarnation for incarnation, port in self._ports.items() if port.stalled}
         for write in self._writes:
             if write.due <= self._step and write.receiver not in stalled and write.sender not in stalled:
-                self._land(write)
+                self.land(write)
         self._forget_ended()
 
-    def _land(self, write: Write) -> None:
+    def land(self, write: Write) -> None:
+        """Land the parts of a put that are due."""
         if write.fails_at is not None and write.fails_at <= self._step:
             write.state = PutState.FAILED
             return

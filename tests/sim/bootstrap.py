@@ -111,8 +111,9 @@ class SimulatedBootstrap:
             task.add_done_callback(self._ended)
 
     def opened(self) -> int:
-        """Rooms so far."""
-        return self.registry._next_room - self._first_room
+        """Rooms so far. Their ids go on by one, and the newest is known still."""
+        newest = max((entry.id for entry in self.registry.rooms()), default=self._first_room - 1)
+        return newest + 1 - self._first_room
 
     def crash(self) -> None:
         self.process.kill()

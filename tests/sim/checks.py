@@ -276,7 +276,7 @@ def _worker(worker: SimulatedWorker) -> list[str]:
     if worker.peers is not None:
         found += _held(worker.name, "closes", closing(worker.peers))
         found += _held(worker.name, "senders that have not answered", asking(worker.peers))
-        unneeded = worker._channels.incarnations() - needed(worker.peers)
+        unneeded = worker.channels.incarnations() - needed(worker.peers)
         found += _held(worker.name, "channels that nobody needs", len(unneeded))
     found += _held(worker.name, "reports", len(worker.reporter.pending))
     return found

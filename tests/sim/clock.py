@@ -15,10 +15,10 @@ class SkewedClock:
         self._skew_ms = skew_ms
 
     def now_ms(self) -> int:
-        return self._start_ms + int(self._loop._now * self._rate)
+        return self._start_ms + int(self._loop.time() * self._rate)
 
     def wall_ms(self) -> int:
-        return STARTED_MS + self._skew_ms + int(self._loop._now * 1000)
+        return STARTED_MS + self._skew_ms + int(self._loop.time() * 1000)
 
     def host_us(self) -> int:
-        return int(self._loop._now * 1_000_000)
+        return int(self._loop.time() * 1_000_000)

@@ -128,12 +128,12 @@ class WatchedFabric(MemoryFabric):
         """From the next put on; what is under way does as was drawn."""
         self._plan = plan
 
-    def _land(self, write: Write) -> None:
+    def land(self, write: Write) -> None:
         sender, receiver = self._banks[write.sender], self._banks[write.receiver]
         if self._network.is_cut(sender.host, receiver.host):
             return
         if write.fails_at is not None and write.fails_at <= self._step:
-            super()._land(write)
+            super().land(write)
             self._trace.fault(self._loop.time(), "write failed")
             return
         landing = [part for part in write.parts if part.due <= self._step]
@@ -154,7 +154,7 @@ class WatchedFabric(MemoryFabric):
                 for unit in sender.units(part.source, part.length):
                     self._check(sender, unit, room, ANY, "source-pinned")
             self._note(receiver.name, f"{written[0]} written", room, f"{part.length} bytes")
-        super()._land(write)
+        super().land(write)
         if carries == "pages" and self._random_flip.random() < self.flip_share:
             part = self._random_flip.choice(landing)
             at = part.target + self._random_flip.randrange(part.length)

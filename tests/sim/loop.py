@@ -49,7 +49,7 @@ class SimulatedProcess:
         self.name = name
         self.host = host
         self.life = Life.RUNNING
-        self.held: list[events.Handle] = []
+        self.held: list[SimulatedHandle] = []
         self.busy_until_s = 0.0
         self.waking = False
         self.handled_s = 0.0
@@ -109,9 +109,24 @@ def this_process() -> SimulatedProcess:
     return PROCESS.get()
 
 
-def _process(handle: events.Handle) -> SimulatedProcess | None:
-    process: SimulatedProcess | None = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-    return process
+class SimulatedHandle(events.Handle):
+    """A callback of one process, with what only asyncio's own loops know of it."""
+
+    __slots__ = ()
+
+    @property
+    def process(self) -> SimulatedProcess | None:
+        """The process in whose context it was scheduled. None: the simulation itself."""
+        context: contextvars.Context = self._context  # type: ignore[attr-defined]
+        return context.get(PROCESS)
+
+    def run(self) -> None:
+        """Run the callback. Raises what it raises."""
+        self._context.run(self._callback, *self._args)  # type: ignore[attr-defined]
+
+
+class SimulatedTimer(SimulatedHandle, events.TimerHandle):
+    __slots__ = ()
 
 
 class NumberedTask(tasks.Task[Result]):
@@ -131,6 +146,10 @@ class NumberedTask(tasks.Task[Result]):
     def __hash__(self) -> int:
         return self._number
 
+    def forget(self) -> None:
+        """Let it be collected unended, without a complaint in the log."""
+        self._log_destroy_pending = False
+
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """Use by `run_until`, once."""
@@ -138,8 +157,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = START_S
-        self._queue: deque[events.Handle] = deque()
-        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._queue: deque[SimulatedHandle] = deque()
+        self._timers: list[tuple[float, int, SimulatedTimer]] = []
         self._number = 0
         self._cancelled = 0
         self._over = False
@@ -165,11 +184,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._tasks_made += 1
         return self._tasks_made
 
-    def again(self, handles: list[events.Handle]) -> None:
+    def again(self, handles: list[SimulatedHandle]) -> None:
         self._queue.extend(handles)
 
     def queued(self, process: SimulatedProcess) -> bool:
-        return any(_process(handle) is process for handle in self._queue if not handle._cancelled)
+        return any(handle.process is process for handle in self._queue if not handle.cancelled())
 
     def forget(self) -> None:
         """Forget what is left over: it never runs."""
@@ -177,7 +196,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._queue.clear()
         self._timers.clear()
         for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            assert isinstance(task, NumberedTask)
+            task.forget()
         self.close()
 
     # ---- asyncio's side
@@ -185,7 +205,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> events.Handle:
-        handle = events.Handle(callback, args, self, context)
+        handle = SimulatedHandle(callback, args, self, context)
         self._queue.append(handle)
         return handle
 
@@ -225,8 +245,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> events.TimerHandle:
-        handle = events.TimerHandle(when, callback, args, self, context)
-        handle._scheduled = True  # type: ignore[attr-defined]
+        handle = SimulatedTimer(when, callback, args, self, context)
         self._number += 1
         heapq.heappush(self._timers, (when, self._number, handle))
         return handle
@@ -267,13 +286,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise Livelock(f"{at_once} callbacks at {self._now:.3f} s, {self.steps} in all")
             for _ in range(count):
                 handle = queue.popleft()
-                if handle._cancelled:
+                if handle.cancelled():
                     continue
-                context: contextvars.Context = handle._context  # type: ignore[attr-defined]
-                process = context.get(PROCESS)
+                process = handle.process
                 if process is None or (process.life is Life.RUNNING and process.busy_until_s <= self._now):
-                    try:  # as `handle._run()`, without two calls more
-                        context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    try:
+                        handle.run()
                     except Exception as error:
                         self.call_exception_handler({"message": repr(handle), "exception": error})
                 elif process.life is not Life.DEAD:
@@ -299,8 +317,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._now = max(self._now, when)
             while timers and timers[0][0] <= self._now:
                 handle = heapq.heappop(timers)[2]
-                handle._scheduled = False  # type: ignore[attr-defined]
-                if handle._cancelled:
+                if handle.cancelled():
                     self._cancelled -= 1
                 else:
                     queue.append(handle)

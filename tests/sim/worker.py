@@ -81,8 +81,8 @@ class SimulatedWorker:
         late = min(world.shape.troubles.slow_ranks, self._meeting.size)
         slow = set(rng.sample(range(self._meeting.size), late))
         self.ranks: list[Rank] = []
-        self._channels = Channels(lambda address, _: Channel(world.network, address))
-        outside = Outside(self.incarnation, name, self._channels, BOOTSTRAP, self._credential)
+        self.channels = Channels(lambda address, _: Channel(world.network, address))
+        outside = Outside(self.incarnation, name, self.channels, BOOTSTRAP, self._credential)
         for rank, group in enumerate(self._meeting.groups()):
             self.ranks.append(
                 make_rank(
@@ -173,7 +173,7 @@ class SimulatedWorker:
         self._add_services()
         leader, loop = self.leader, asyncio.get_running_loop()
         lease = LeaseKeeper(
-            self._channels.to(BOOTSTRAP, ServiceRole.BOOTSTRAP),
+            self.channels.to(BOOTSTRAP, ServiceRole.BOOTSTRAP),
             self._registration(),
             self._departed,
             lambda _: None,
