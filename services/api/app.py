@@ -1,16 +1,16 @@
-"""The HTTP APIs as one application.
+"""The HTTP APIs as one ASGI application, and the functions that build it.
 
     POST /v1/chat/completions   /v1/completions   /v1/responses
     POST /v1/messages           /v1/messages/count_tokens
     GET  /v1/models             /v1/models/{id}
-    POST /tokenize              /detokenize                 also below /v1
+    POST /tokenize              /detokenize                 also under /v1
     GET  /tokenizer_info
     GET  /version               /
-    POST /invocations           as a chat or a completion, by what the body has
+    POST /invocations           a chat or a completion, depending on the fields of the body
 
-Everything it needs is injected. The process that runs it adds its own routes (`routers`), which get request
-ids, error formats and counting like those here. No middleware that wraps `receive`, such as Starlette's
-BaseHTTPMiddleware, may be put around it: it would hide disconnects.
+All dependencies are injected. The process that runs the application may add its own routes (`routers`). They
+get the same request ids, error formats and request counts. Do not wrap the application in a middleware that
+wraps `receive`, such as Starlette's BaseHTTPMiddleware: it would hide client disconnects.
 """
 
 import secrets
@@ -65,9 +65,10 @@ def create_app(
     tracer: Tracer = OFF,
     check: CheckGrammar | None = None,
 ) -> ApiMiddleware:
-    """Return the application. `registry`: gets its metrics. `routers`: served in addition to the API's own
-    routes. `access_control`: without it every caller is admitted. `check`: compiles a grammar; by default a
-    process of its own does, which is started on first use."""
+    """Return the complete HTTP application. `registry`: Prometheus registry that gets its metrics. `routers`:
+    served in addition to the API's own routes. `access_control`: checks API keys and rate limits. By default
+    every caller is admitted. `check`: compiles a grammar. By default a separate process does that, which is
+    started on first use."""
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
@@ -109,7 +110,8 @@ def create_app(
 def create_pages(
     api: ApiMiddleware, routers: Sequence[APIRouter], access_control: AccessControl | None = None
 ) -> ApiMiddleware:
-    """Return the application for another port, with the request ids, error formats and metrics of `api`."""
+    """Return a second application that serves `routers` on another port, such as the operators' port. It has
+    the request ids, error formats and metrics of `api`."""
     return _application(routers, api.metrics, {}, access_control)
 
 
@@ -120,7 +122,8 @@ def _application(
     access_control: AccessControl | None,
     tracer: Tracer = OFF,
 ) -> ApiMiddleware:
-    """Return the framework's application within the middleware. Direct routes do not enter the framework."""
+    """Return a FastAPI application with the given routes, wrapped in `ApiMiddleware`. `direct`: routes, by
+    method and path, that the middleware calls itself, without FastAPI's routing."""
     app = FastAPI(
         title="Baton",
         version=release(),
@@ -150,14 +153,15 @@ def _application(
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:
-    """Return the document of `/openapi.json`, made on first use."""
+    """Return the OpenAPI document of `app` for `/openapi.json`. It is built on first use."""
     if app.openapi_schema is None:
         app.openapi_schema = document(app)
     return app.openapi_schema
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
-    """Handler for routes that the framework parses: its 422 becomes OpenAI's 400."""
+    """Answer a validation error of FastAPI (status 422) with a 400 in the API's error format. Only routes
+    whose parameters FastAPI parses raise it."""
     if not isinstance(error, RequestValidationError):
         raise error
     given = {**request.query_params, **request.path_params}

@@ -1,7 +1,8 @@
-"""The interface between the HTTP API and what serves tokens.
+"""Interface between the HTTP API and the service that generates tokens.
 
-The API renders, validates, tokenises and detokenises. A `Backend` turns one resolved request into a stream
-of tokens. In production it is the bootstrap's rooms, in the API's own tests a few lines.
+The API validates a request, renders and tokenises its prompt, and detokenises its output. A `Backend` turns
+one resolved request into a stream of tokens. In production, the backend opens a room for it: the request's
+run on one prefill and one decode worker. In the API's own tests it is a few lines of code.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,8 @@ class Hangup(Enum):
     CLIENT_GONE = "client_gone"
     STOP_STRING = "stop_string"
     REQUEST_FAILED = "request_failed"
-    """Another prompt of the same request failed, and the request with it. The client is still there."""
+    """Another prompt of the same client request failed, so the whole request fails. The client is still
+    connected."""
 
 
 def client_gone() -> Hangup:
@@ -28,11 +30,12 @@ def client_gone() -> Hangup:
 
 
 class BackendError(Exception):
-    """A request could not be served. The text is for the caller."""
+    """Error of a valid request that could not be served. Its text is shown to the client."""
 
 
 class Overloaded(BackendError):
-    """Queues are full. `retry_after_s`: time after which another try makes sense."""
+    """Error: a queue or a memory limit for requests is full. `retry_after_s`: seconds after which the client
+    should try again."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -40,11 +43,12 @@ class Overloaded(BackendError):
 
 
 class NoWorker(BackendError):
-    """No worker of a role can take the request. The message names the role."""
+    """Error: no prefill worker or no decode worker can take the request. The message says which."""
 
 
 class RoomFailed(BackendError):
-    """The room failed after admission, before or after its first token."""
+    """Error: the request was placed on workers, and its room failed there, before or after the first token.
+    `reason`: cause of the failure."""
 
     def __init__(self, message: str, reason: Reason) -> None:
         super().__init__(message)
@@ -52,64 +56,71 @@ class RoomFailed(BackendError):
 
 
 class TokenBatch(NamedTuple):
-    """Tokens of one choice, in order: at most one batch for each engine step. The choice's last batch has a
-    `finish`."""
+    """Consecutive output tokens of one choice, in at most one batch per engine step. The last batch of a
+    choice has a `finish`."""
 
     tokens: tuple[Token, ...]
     finish: FinishReason | None = None
     choice: int = 0
-    """Index of the choice among the request's."""
+    """Index of the choice among the choices of the request."""
     scores: tuple[Score, ...] = ()
-    """Scores of the prompt's tokens from the second on, if it is scored. All of them come with the first
-    token."""
+    """Log-probabilities of the prompt's tokens, from the second token on, if the request asks for them. All
+    of them come with the first output token."""
 
 
 class TokenStream(Protocol):
-    """One request that is being served. The reader must end it: by reading every choice to its `finish`, or
-    by `hang_up`."""
+    """Output stream of one request that is being served. The reader must finish it: read every choice up to
+    its `finish`, or call `hang_up`."""
 
     cached_tokens: int
-    """Prompt tokens whose KV was reused, known after the first batch."""
+    """Number of prompt tokens whose KV was taken from a prefix cache. Known after the first batch."""
 
     async def next(self) -> TokenBatch:
-        """Return the next batch; none of a choice follows the one with `finish`. Raises RoomFailed when the
-        room fails, and all choices with it.
+        """Return the next batch of any choice. A choice has no further batch after the one with `finish`.
+        Raises RoomFailed if the room fails, which ends all choices.
 
-        It is no asynchronous generator: the loop would end each unfinished one in a task of its own.
+        The stream is not an asynchronous generator, because the event loop would close each unfinished
+        generator in a task of its own.
         """
 
     def end_choice(self, choice: int) -> None:
-        """Stop one choice: no more batches of it come. The others continue."""
+        """Stop generating one choice: no more batches of it are returned. The other choices continue."""
 
     async def hang_up(self, why: Hangup) -> None:
-        """Stop both workers within a turn. Idempotent, also after the end. Never raises."""
+        """Abort the request: both workers stop it within one turn of their loops. Idempotent, also after the
+        end. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the running stack can hold."""
+    """Token limits of the model and of the running workers, and properties that all workers share."""
 
     context_tokens: int
-    """Prompt and output tokens that the model supports."""
+    """Most tokens, prompt and output together, that the model supports."""
     prompt_tokens: int
-    """Longest prompt that a prefill cache can ever hold. 0: no worker is known yet."""
+    """Longest prompt, in tokens, that fits the KV cache of the largest prefill worker. 0: no worker is known
+    yet."""
     sequence_tokens: int
-    """Longest prompt and output that a decode cache can ever hold. 0: no worker is known yet."""
+    """Longest prompt and output together, in tokens, that fit the KV cache of the largest decode worker. 0:
+    no worker is known yet."""
     sequence_tokens_now: int = 0
-    """The same for the workers that get requests now. 0: none is known yet."""
+    """The same as `sequence_tokens`, for the decode workers that get new requests now. 0: no worker is known
+    yet."""
     page_tokens: int = 1
-    """Tokens per page of a decode cache. Choices share whole pages of their prompt."""
+    """Tokens per page of a decode worker's KV cache. The choices of one request share whole pages of the
+    prompt."""
     quantize: str | None = None
-    """Format in which workers hold the model's weights. None: no worker is known yet."""
+    """Quantization format in which workers hold the model's weights. None: no worker is known yet."""
     alone_tokens: int = 0
-    """Longest prompt that a decode worker can ever compute itself, without scores. 0: none that does is
-    known."""
+    """Longest prompt, in tokens, that a decode worker can compute without a prefill worker. Prompts that are
+    scored are never computed in this way. 0: no decode worker is known that computes prompts."""
     engine: ServedEngine | None = None
-    """What the workers promise. None: no worker is known yet."""
+    """Name, number format and guarantees of the workers' engine. None: no worker is known yet."""
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether a prompt is computed in one step only: one choice, and no scores of the prompt."""
+        """Whether the engine computes a prompt in a single step only. A request may then have only one
+        choice, and its prompt's tokens are not scored."""
         return self.engine is not None and self.engine.whole_prompts
 
 
@@ -117,5 +128,6 @@ class Backend(Protocol):
     def limits(self) -> Limits: ...
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> TokenStream:
-        """Admit the request and open its room. Raises Overloaded or NoWorker. If it is cancelled while it
-        waits, only the reason `why` is noted."""
+        """Wait for workers with capacity, open a room for the request, and return its stream of tokens.
+        Raises Overloaded or NoWorker. `why`: called if the wait is cancelled; returns the reason to
+        record."""

@@ -1,8 +1,9 @@
-"""Errors that callers read, in OpenAI's format. Other APIs' formats (`error_format.py`) have the same facts.
+"""Errors that clients read, in OpenAI's format. Other APIs' formats (`http/error_format.py`) are made from
+them.
 
     {"error": {"message": …, "type": …, "param": …, "code": …}}
 
-`param` is the path of the field at fault (`messages[0].role`), `code` one of a closed set.
+`param` is the path of the invalid field (`messages[0].role`), and `code` is one of a fixed set of words.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ UNAVAILABLE: Final = "service_unavailable_error"
 RATE_LIMIT: Final = "rate_limit_error"
 SERVER: Final = "server_error"
 CLIENT_GONE: Final = 499
-"""Status counted for a request whose client was gone before its answer began. It is never sent."""
+"""HTTP status counted for a request whose client disconnected before the response began. It is never sent."""
 NAME_SHOWN_MAX: Final = 128
 
 
@@ -23,7 +24,7 @@ class Error(TypedDict):
     message: str
     type: str
     param: str | None
-    """Path of the field at fault, such as `messages[1].role`."""
+    """Path of the invalid field, such as `messages[1].role`."""
     code: str | None
 
 
@@ -32,7 +33,7 @@ class ErrorAnswer(TypedDict):
 
 
 class ApiError(Exception):
-    """An error that is answered with an error body."""
+    """An error that the client gets as an HTTP status with an error body."""
 
     def __init__(
         self,
@@ -59,13 +60,14 @@ class ApiError(Exception):
 
 
 def _sentence(message: str) -> str:
-    """Return the message with one full stop at most, also if a library's or a template's sentence ends it."""
+    """Return the message with at most one full stop at its end. A quoted text of a library or a chat template
+    may already end with one."""
     text = message.rstrip()
     return text.rstrip(".") + "." if text.endswith("..") else text
 
 
 def invalid(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
-    """Return a 400: the value of `param` cannot be served."""
+    """Return a 400 error: the value of the field `param` cannot be served."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -74,19 +76,22 @@ def unknown_model(name: str) -> ApiError:
 
 
 def shown(name: str) -> str:
-    """Return a caller's name, shortened, for an error message."""
+    """Return a name that a client chose, shortened to NAME_SHOWN_MAX characters for an error message."""
     return name if len(name) <= NAME_SHOWN_MAX else name[:NAME_SHOWN_MAX] + "…"
 
 
 def too_long(param: str, context_tokens: int, why: str) -> ApiError:
-    """Return a 400: the tokens do not fit the context. The first sentence is OpenAI's, by which some clients
-    know that they have to ask for less: not all look at the code."""
+    """Return a 400 error: the tokens do not fit the model's context. `why`: second half of the message.
+
+    The message's first sentence is OpenAI's. Some clients recognise this error by that sentence and not by
+    its code. They then ask for fewer tokens.
+    """
     message = f"This model's maximum context length is {context_tokens} tokens. However, {why}."
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def internal_error() -> ApiError:
-    """Return a 500: a bug of Baton. The log has it, under the request's id."""
+    """Return a 500 error for a bug of Baton. The log has the cause, under the request's id."""
     return ApiError(
         500, "The server had an internal error; its log has it.", kind=SERVER, code="internal_error"
     )

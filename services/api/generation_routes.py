@@ -26,14 +26,16 @@ from baton.runtime.clock import Clock
 
 
 def _invoked(fields: Mapping[str, Any]) -> type[GenerationRequest]:
-    """Return the schema of a SageMaker body: one without a prompt is a chat."""
+    """Return the schema for the body of a SageMaker request: a completion if it has a `prompt` and no
+    `messages`, otherwise a chat."""
     return CompletionRequest if "prompt" in fields and "messages" not in fields else ChatRequest
 
 
 def generate_routes(
     generating: GenerationService, model: Model, bodies: RequestBodies, clock: Clock
 ) -> APIRouter:
-    """Return `/v1/chat/completions`, `/v1/completions`, and SageMaker's `/invocations` for either."""
+    """Return the routes `/v1/chat/completions` and `/v1/completions`, and SageMaker's `/invocations`, which
+    accepts the body of either."""
     router = APIRouter()
 
     @router.post(

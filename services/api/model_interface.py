@@ -1,4 +1,4 @@
-"""What requests and answers need of the served model."""
+"""Interfaces through which request and response code uses the served model."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from baton.api.text.tokenizer import Tokenizer
 
 
 class ModelDefaults(Protocol):
-    """What requests take from the served model."""
+    """Properties of the served model that are needed to check a request and to fill in its defaults."""
 
     @property
     def name(self) -> str: ...
@@ -21,7 +21,8 @@ class ModelDefaults(Protocol):
 
 
 class Model(ModelDefaults, Protocol):
-    """The served model, as `served_model.ServedModel` has it."""
+    """The served model with its names and its tokenizer. `served_model.ServedModel` implements this
+    interface."""
 
     @property
     def names(self) -> Sequence[str]: ...

@@ -1,6 +1,7 @@
-"""Routes about the served model and the release.
+"""Routes that describe the served model and Baton's version.
 
-A model is described in OpenAI's and in Anthropic's fields at once: each client reads those that it knows.
+The description of a model has OpenAI's and Anthropic's fields at once. Each client reads the fields that it
+knows.
 """
 
 from datetime import UTC, datetime
@@ -19,11 +20,12 @@ from baton.rooms.worker_facts import ServedEngine
 
 class EnginePromises(TypedDict):
     engine: str | None
-    """Engine that computes. This and the next two are null while no worker is known."""
+    """Name of the inference engine. This field and the next two are null while no worker is known."""
     dtype: str | None
-    """Number format of keys and values."""
+    """Data type of the keys and values in the KV cache."""
     batch_invariant: bool | None
-    """Whether tokens depend neither on what is computed together nor on how prompts are divided."""
+    """Whether a request's tokens are independent of the other requests in a batch and of how prompts are
+    divided into chunks."""
 
 
 class ModelCard(EnginePromises):
@@ -36,9 +38,9 @@ class ModelCard(EnginePromises):
     max_model_len: int
     default_sampling_params: dict[str, Any]
     quantize: str | None
-    """Format in which workers hold the weights. Null while no worker is known."""
+    """Quantization format in which workers hold the weights. Null while no worker is known."""
     type: Literal["model"]
-    """This field and the next ones are Anthropic's."""
+    """Type of the object, always `model`. This field and the next ones are defined by Anthropic's API."""
     display_name: str
     created_at: str
     max_input_tokens: int
@@ -59,12 +61,12 @@ class Release(TypedDict):
 
 
 def root_answer(release: str) -> dict[str, str]:
-    """Return what is served here, and where."""
+    """Return the body of `GET /`: Baton's name and version, and the paths of its API and OpenAPI document."""
     return {"name": "Baton", "version": release, "api": "/v1", "documents": "/openapi.json"}
 
 
 def model_routes(backend: Backend, model: Model, release: str, created_s: int) -> APIRouter:
-    """Return `/v1/models`, `/v1/models/{id}`, `/tokenizer_info` and `/version`."""
+    """Return the routes `/v1/models`, `/v1/models/{id}`, `/tokenizer_info` and `/version`."""
     router = APIRouter()
     created_at = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -117,7 +119,8 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
 
 
 def _promises(engine: ServedEngine | None) -> EnginePromises:
-    """Return what the workers promise, as fields of a model's card."""
+    """Return the properties of the workers' engine, as fields of a model's description. All are null if no
+    engine is known."""
     if engine is None:
         return {"engine": None, "dtype": None, "batch_invariant": None}
     return {
@@ -128,7 +131,7 @@ def _promises(engine: ServedEngine | None) -> EnginePromises:
 
 
 def root_route(release: str) -> APIRouter:
-    """Return `/`, which agents and load balancers ask to see whether a server is there."""
+    """Return the route `/`, which agents and load balancers request to see whether a server is there."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""The served model, as clients and requests see it, and its loading."""
+"""The served model as clients and requests see it, and the function that loads it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,26 +27,26 @@ LENGTH_UNBOUNDED: Final = (
     "texts too long for the context are refused by their tokens: their length bounds none"
 )
 AMONG_OTHERS: Final = ("tokenizer_config.json", PROCESSOR_TEMPLATE)
-"""Files that may hold a chat template among other fields."""
+"""JSON files that may hold the chat template as one of several fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model as clients see it."""
+    """The model that the API serves: its names, tokenizer, default sampling and output formats."""
 
     name: str
-    """Name that clients write into `model`, and that answers have if a request names none."""
+    """Name that clients put into the field `model`. Responses have it, too, if the request names no model."""
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
-    """Ids that end a sequence unless `ignore_eos`."""
+    """End-of-sequence token ids. They end a choice, unless the request sets `ignore_eos`."""
     vocabulary: int
-    """Number of token ids: the rows of the model's embedding."""
+    """Number of token ids, which is the number of rows of the model's embedding."""
     recommended_sampling: RecommendedSampling = field(default_factory=RecommendedSampling)
-    """Sampling parameters for requests that do not set them."""
+    """Default sampling parameters, for requests that do not set them."""
     formats: ModelFormats = field(default_factory=ModelFormats)
     """Formats in which the model writes tool calls and reasoning."""
     aliases: tuple[str, ...] = ()
-    """Other names of the model."""
+    """Further names by which clients may request the model."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,14 +63,15 @@ def load_served_model(
     describes_tools: bool = True,
     aliases: tuple[str, ...] = (),
 ) -> ServedModel:
-    """Load the tokenizer of a safetensors directory, whose facts were read, and return the served model.
+    """Load the tokenizer of a safetensors directory and return the served model.
 
-    `generation_config`: source of the default sampling parameters. `tool_call_parser` and
-    `reasoning_parser`: names of output formats, or AUTO.
+    `facts`: what was read from the model's configuration before. `generation_config`: source of the default
+    sampling parameters. `tool_call_parser` and `reasoning_parser`: names of output formats, or AUTO.
+    `describes_tools`: describe tools in the system message if the chat template does not support them.
 
-    Logs the tokens that the model lacks, since a text with one of them is refused. Logs the default
-    sampling, how tools are written into prompts, and how calls and reasoning are parsed. Raises
-    TokenizerUnusable, also for a chat template that does not compile, and ModelUnreadable.
+    Logs the tokens of the tokenizer that the model lacks, because a text with one of them is refused. Logs
+    the default sampling, how tools are written into prompts, and how tool calls and reasoning are parsed.
+    Raises TokenizerUnusable, also for a chat template that does not compile, and ModelUnreadable.
     """
     recommended_sampling = (
         recommended(model_dir) if generation_config is GenerationConfig.AUTO else RecommendedSampling()
@@ -115,7 +116,8 @@ def load_served_model(
 
 
 def log_floor(floor: TokenBound) -> None:
-    """Log whether a text that cannot fit is refused before it is tokenised."""
+    """Log whether texts that cannot fit the context are refused by their length, before they are
+    tokenised."""
     if floor.unknown_because:
         log.info(LENGTH_UNBOUNDED, because=floor.unknown_because)
     else:
@@ -123,7 +125,8 @@ def log_floor(floor: TokenBound) -> None:
 
 
 def _template_file(model_dir: Path) -> Path:
-    """Return the file with the chat template."""
+    """Return the path of the file with the chat template, for an error message. If no file has one, return
+    the model's directory."""
     if (model_dir / TEMPLATE).is_file():
         return model_dir / TEMPLATE
     files = map(model_dir.joinpath, AMONG_OTHERS)

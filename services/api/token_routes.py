@@ -1,4 +1,4 @@
-"""Routes that tokenise and detokenise, in vLLM's formats."""
+"""Routes that tokenise and detokenise text, with vLLM's request and response formats."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class TextOfTokens(TypedDict):
 
 
 def token_routes(backend: Backend, model: Model, prompts: PromptEncoder, bodies: RequestBodies) -> APIRouter:
-    """Return `/tokenize` and `/detokenize`, also below `/v1`."""
+    """Return the routes `/tokenize` and `/detokenize`, which are also served under `/v1`."""
     router = APIRouter()
 
     @router.post("/v1/tokenize", include_in_schema=False)
@@ -66,13 +66,15 @@ def token_routes(backend: Backend, model: Model, prompts: PromptEncoder, bodies:
 
 
 def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
-    """Raise ApiError for more tokens than any request has: work on each of them blocks all other requests."""
+    """Raise ApiError for more than `most` tokens, the length of the context. Converting more tokens to text
+    would block all other requests for too long."""
     if len(tokens) > most:
         raise too_long(param, most, f"'{param}': these are {len(tokens)} tokens")
 
 
 def _json(body: Mapping[str, Any]) -> Response:
-    """Return a JSON response. The framework's own would inspect each of a hundred thousand numbers."""
+    """Return `body` as a JSON response. FastAPI's own encoder would inspect each of a hundred thousand
+    numbers."""
     return Response(to_json(body), media_type="application/json")
 
 

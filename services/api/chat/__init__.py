@@ -1,1 +1,1 @@
-"""OpenAI's chat completions: the shape of answers and of stream chunks."""
+"""OpenAI's chat completions: the format of responses and of stream chunks."""

@@ -1,4 +1,4 @@
-"""Answers of chat completions, whole and as chunks of a stream."""
+"""Rendering of chat completions, as whole responses and as chunks of a stream."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -31,7 +31,7 @@ from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 class MadeFunction(TypedDict):
     name: str
     arguments: str
-    """JSON text."""
+    """Arguments of the tool call as JSON text."""
 
 
 class MadeCall(TypedDict):
@@ -45,9 +45,9 @@ class AnswerMessage(TypedDict):
     content: str | None
     refusal: None
     reasoning_content: str | None
-    """The name of reasoning that most clients read."""
+    """The model's reasoning, under the name that most clients read."""
     reasoning: str | None
-    """The same by vLLM's newer name."""
+    """The model's reasoning, under vLLM's newer name."""
     tool_calls: NotRequired[list[MadeCall]]
 
 
@@ -73,7 +73,7 @@ class ChatAnswer(ChatHead):
 class GrowingFunction(TypedDict):
     name: NotRequired[str]
     arguments: str
-    """More of the arguments. All of a call join to JSON text."""
+    """Next piece of a tool call's arguments. All pieces of one call join to JSON text."""
 
 
 class GrowingCall(TypedDict):
@@ -108,7 +108,8 @@ class ChatChunk(ChatHead, UsageSoFar):
 
 
 class ChatRendering:
-    """`chat.completion` and `chat.completion.chunk` objects."""
+    """Renderer of the answers to one chat request, as `chat.completion` and `chat.completion.chunk`
+    objects."""
 
     framing = PLAIN
 
@@ -225,7 +226,8 @@ def _message(part: Collected) -> AnswerMessage:
 
 
 def _shown(delta: Delta) -> list[GrowingMessage]:
-    """Return what a delta adds to the message, piece by piece."""
+    """Return the additions to a streamed message that a piece of output makes: text, reasoning and tool
+    calls."""
     if delta.parts is None:
         return [{"content": delta.text}] if delta.text else []
     shown: list[GrowingMessage] = []

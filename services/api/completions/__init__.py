@@ -1,1 +1,1 @@
-"""OpenAI's text completions: the shape of answers and of stream chunks."""
+"""OpenAI's text completions: the format of responses and of stream chunks."""

@@ -1,4 +1,4 @@
-"""Answers of text completions, whole and as chunks of a stream."""
+"""Rendering of text completions, as whole responses and as chunks of a stream."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -42,7 +42,8 @@ class CompletionChunk(CompletionHead, UsageSoFar):
 
 
 class CompletionRendering:
-    """`text_completion` objects, whole and as chunks. Choices are in the order of their prompts."""
+    """Renderer of the answers to one completion request, as `text_completion` objects. Choices are in the
+    order of their prompts."""
 
     framing = PLAIN
 

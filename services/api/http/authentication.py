@@ -1,12 +1,13 @@
-"""Authentication by API keys, rights of operators, and rate limits, for each request.
+"""Authentication by API keys, rights of operators, and rate limits, checked for each request.
 
-With keys, every request but the platform's probes needs one: `Authorization: Bearer KEY`, or `x-api-key:
-KEY` as Anthropic's clients send it. A person with a browser, who only reads, may use HTTP's basic
-authentication with the key as the password. The rate limit counts POSTs, which cost computation, and wrong
-keys: by the key, or by the address of a caller without one.
+If API keys are configured, every request needs one, except for the platform's health probes. It is sent as
+`Authorization: Bearer KEY`, or as `x-api-key: KEY` by Anthropic's clients. A person with a browser may read
+pages by HTTP basic authentication, with the key as the password. The rate limit counts requests other than
+GETs, because they cost computation, and requests with a wrong key. It counts by key, or by address if there
+is no key.
 
-Operators' pages need an admin key. Without admin keys they are open to every caller, unless there are
-several API keys (`--open-admin` changes that).
+Operators' pages need an admin key. Without configured admin keys they are open to every caller, unless there
+are several API keys (`--open-admin` changes that).
 """
 
 import base64
@@ -25,11 +26,11 @@ from baton.web.api_keys import ApiKeys, Caller
 from baton.web.ip_addresses import network_of
 
 PROBES: Final = frozenset({"/health", "/ping", "/ready"})
-"""Paths of platforms' probes, which have no key. They answer yes or no, and nothing else."""
+"""Paths of a platform's health probes, which need no API key. Their responses reveal only yes or no."""
 IN_STATE: Final = "caller"
-"""Key of the caller in the state of a request's scope."""
+"""Key of the caller's identity in the state dictionary of a request's ASGI scope."""
 PREFIX_OWNER: Final = "prefix_owner"
-"""Key of the caller whose prompts share no prefix with other callers', likewise."""
+"""Key, in the state of a request's ASGI scope, of a caller that shares no prefix cache with other callers."""
 METRICS: Final = "/metrics"
 NEEDS_KEY: Final = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 NEEDS_ADMIN_KEY: Final = (
@@ -37,13 +38,13 @@ NEEDS_ADMIN_KEY: Final = (
     " its own (--admin-port). --open-admin opens it to every API key."
 )
 READ: Final = "GET"
-"""Method of reading. A HEAD counts as one (`middleware.py`)."""
+"""HTTP method of requests that only read. `middleware.py` turns a HEAD into a GET."""
 REALM: Final = "Baton: any name, and an API key as the password"
-"""Text that a browser shows when it asks for a name and a password."""
+"""Realm of HTTP basic authentication: the text with which a browser asks for a name and a password."""
 
 
 class AccessControl:
-    """Who may use one HTTP port, and how often."""
+    """Decides which callers may use one HTTP port, how often, and with which rights."""
 
     def __init__(
         self,
@@ -55,8 +56,9 @@ class AccessControl:
         share_prefixes: bool = False,
         open_metrics: bool = False,
     ) -> None:
-        """`open_admin`: every API key reads operators' pages, even if there are several keys.
-        `share_prefixes`: API keys share prefix caches. `open_metrics`: /metrics needs no key on this port."""
+        """Set the valid keys and the rate limit. None: no such check. `open_admin`: every API key may read
+        operators' pages, even if there are several keys. `share_prefixes`: all API keys share prefix caches.
+        `open_metrics`: /metrics needs no key on this port."""
         self._keys = keys
         self._rate = rate
         self._admin_keys = admin_keys
@@ -65,8 +67,9 @@ class AccessControl:
         self._open_metrics = open_metrics
 
     def check(self, scope: Scope) -> None:
-        """Admit the request, and note its caller's rights in its state: `known` (it has a key), `operator`,
-        and the owner of its prefixes. Raises ApiError: 401, 429."""
+        """Admit the request, or raise ApiError (401 or 429). Stores the caller's rights in the request's
+        state: `known` (has a valid key), `operator` (may read operators' pages), and the owner of its prefix
+        cache."""
         state = scope["state"]
         state[IN_STATE] = _address(scope)
         caller, is_admin, is_wrong = None, False, False
@@ -90,7 +93,8 @@ class AccessControl:
             self._count(caller, scope)
 
     def _find(self, keys: Sequence[str]) -> tuple[Caller | None, bool]:
-        """Return the caller with one of these keys, and whether it is an admin key."""
+        """Return the caller that has one of these keys, and whether the key is an admin key. None: no key is
+        valid."""
         for these, is_admin in ((self._admin_keys, True), (self._keys, False)):
             callers = [] if these is None else map(these.caller_of, keys)
             if found := next((each for each in callers if each is not None), None):
@@ -98,7 +102,7 @@ class AccessControl:
         return None, False
 
     def _opens(self, path: str) -> bool:
-        """Whether callers without an admin key may read this operators' page."""
+        """Return whether callers without an admin key may read the operators' page at `path`."""
         if self._open_metrics and path == METRICS:
             return True
         if self._admin_keys is not None:
@@ -106,13 +110,13 @@ class AccessControl:
         return self._open_admin or self._keys is None or not self._keys.several
 
     def _divides(self, *, is_admin: bool) -> bool:
-        """Whether the caller's key has a prefix cache of its own. A single API key shares that of all
-        callers."""
+        """Return whether the caller's key gets a prefix cache of its own. If there is only one API key, all
+        callers share one prefix cache."""
         several = is_admin or (self._keys is not None and self._keys.several)
         return several and not self._share_prefixes
 
     def _count(self, caller: bytes | None, scope: Scope) -> None:
-        """Count a request against the rate limit. Raises ApiError: 429."""
+        """Count a request against the caller's rate limit. Raises ApiError (429) if the limit is reached."""
         if self._rate is None:
             return
         wait_s = self._rate.take(caller or _address(scope))
@@ -127,24 +131,28 @@ class AccessControl:
 
 
 def caller_in(scope: Scope) -> bytes:
-    """Identity of the caller, by which bounds are shared: from its key, or from its address."""
+    """Return the caller's identity: a digest of its API key, or its network address. Limits per caller count
+    by it."""
     caller: bytes = scope["state"].get(IN_STATE, b"")
     return caller
 
 
 def owner_in(scope: Scope) -> bytes:
-    """Owner of what is stored: the key. Without keys, empty: anybody who knows an id may use it."""
+    """Return the owner of an object that the request stores: a digest of its API key. Without keys it is
+    empty, and every caller that knows the object's id may use it."""
     return caller_in(scope) if scope["state"].get("known", False) else b""
 
 
 def prefix_owner_in(scope: Scope) -> bytes:
-    """The caller if it shares no prefix with others. Empty: it shares prefixes."""
+    """Return the caller's identity if its prompts share no prefix cache with other callers' prompts.
+    Otherwise return empty bytes."""
     owner: bytes = scope["state"].get(PREFIX_OWNER, b"")
     return owner
 
 
 async def operators_only(request: Request) -> None:
-    """Dependency of a route: refuse callers that are no operators. Raises ApiError: 401, 403."""
+    """Refuse callers that are not operators. Used as a FastAPI dependency of operators' routes. Raises
+    ApiError: 401 without a valid key, 403 with a key that is not an admin key."""
     state = request.scope.get("state", {})
     if state.get("operator", True):
         return
@@ -154,15 +162,15 @@ async def operators_only(request: Request) -> None:
 
 
 async def known_callers_only(request: Request) -> None:
-    """Dependency of a route for pages without data: let a browser ask its user for a key first. Raises
-    ApiError: 401."""
+    """Refuse callers without a valid key, so that a browser asks its user for one. Used as a FastAPI
+    dependency of pages that contain no data themselves. Raises ApiError (401)."""
     state = request.scope.get("state", {})
     if not (state.get("operator", True) or state.get("known", False)):
         raise unauthorized(request.scope, NEEDS_ADMIN_KEY)
 
 
 def _keys_in(headers: Headers, method: str) -> list[str]:
-    """Return the keys of a request: at most one in each of two headers."""
+    """Return the keys that a request presents: at most one in `authorization` and one in `x-api-key`."""
     keys = []
     if len(presented := headers.getlist("authorization")) == 1:
         scheme, _, rest = presented[0].strip().partition(" ")
@@ -177,7 +185,8 @@ def _keys_in(headers: Headers, method: str) -> list[str]:
 
 
 def _password(encoded: str) -> str:
-    """Return the password of basic authentication, whatever the name. Empty if there is none."""
+    """Return the password from credentials of HTTP basic authentication, for any user name. Empty if there is
+    none."""
     try:
         text = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, ValueError):
@@ -186,7 +195,7 @@ def _password(encoded: str) -> str:
 
 
 def unauthorized(scope: Scope, needed: str = NEEDS_KEY) -> ApiError:
-    """Return a 401. `needed`: a sentence that says what is missing."""
+    """Return a 401 error. `needed`: sentence that says which key is needed."""
     person = scope["method"] == READ and "text/html" in Headers(scope=scope).get("accept", "")
     by_hand = " A browser asks for a name and a password: any name, and the key as the password."
     return ApiError(
@@ -198,6 +207,6 @@ def unauthorized(scope: Scope, needed: str = NEEDS_KEY) -> ApiError:
 
 
 def _address(scope: Scope) -> bytes:
-    """Identity of a caller without a key: the network of its address."""
+    """Return the identity of a caller without a key: the network of its IP address."""
     client = scope.get("client")
     return network_of(client[0] if client else "")

@@ -1,4 +1,4 @@
-"""Errors of the backend and of the HTTP server, as the errors that callers read."""
+"""Conversion of errors of the backend and of the HTTP server into errors that clients read."""
 
 from baton.api.backend import BackendError, NoWorker, Overloaded, RoomFailed
 from baton.api.errors import RATE_LIMIT, UNAVAILABLE, ApiError
@@ -6,7 +6,7 @@ from baton.web.http_refusals import HttpRefusal
 
 
 def as_api_error(error: ApiError | BackendError | HttpRefusal) -> ApiError:
-    """Return what the caller reads about an error that ended a request before its answer began."""
+    """Return the error that the client reads, for an error that ended its request."""
     match error:
         case ApiError():
             return error
@@ -17,7 +17,8 @@ def as_api_error(error: ApiError | BackendError | HttpRefusal) -> ApiError:
 
 
 def from_backend(error: BackendError) -> ApiError:
-    """Return what the caller reads when the workers could not serve a valid request."""
+    """Return the error that the client reads if the workers could not serve a valid request: a 429 or a
+    503."""
     match error:
         case Overloaded(retry_after_s=seconds):
             return ApiError(

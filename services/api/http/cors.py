@@ -1,7 +1,8 @@
-"""CORS: which web pages of other origins may call the API and read its answers.
+"""CORS: which web pages from other origins may call the API and read its responses.
 
-A browser first sends a preflight without a key, which is answered before authentication. Pages may read
-refusals, too. Cookies and passwords that a browser remembers count for no other origin.
+A browser first sends a preflight request without a key. It is answered before authentication. A page from an
+allowed origin may also read error responses. Cookies, and passwords that a browser has stored, are not
+accepted from other origins.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,14 @@ from starlette.types import ASGIApp
 
 METHODS: Final = ("GET", "POST", "DELETE")
 EXPOSED_HEADERS: Final = ("x-request-id", "request-id", "retry-after")
-"""Response headers that a page may read, in addition to the browser's own list."""
+"""Response headers that a page from another origin may read, in addition to those of the CORS standard."""
 PREFLIGHT_S: Final = 600
-"""Time for which a browser may remember the answer of a preflight."""
+"""Seconds for which a browser may cache the response to a preflight request."""
 
 
 def open_to(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Return `app` with CORS for `origins`; `*` among them allows any. Pure ASGI: it hides no disconnect."""
+    """Return `app` with CORS for `origins`, where `*` allows any origin. The wrapper is pure ASGI, so client
+    disconnects still reach the application."""
     if not origins:
         return app
     return CORSMiddleware(

@@ -1,4 +1,4 @@
-"""Cancels the work on a request as soon as its client disconnects."""
+"""Cancellation of the work on a request as soon as its client disconnects."""
 
 import asyncio
 from types import TracebackType
@@ -9,14 +9,15 @@ from baton.web.client_connection import client_connection_of
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or stopped reading and was disconnected. Nothing can be answered."""
+    """Error: the client closed the connection, or stopped reading and was disconnected. No response can be
+    sent."""
 
 
 class UntilDisconnect:
-    """A block that is cancelled when the client disconnects, and then raises ClientGone.
+    """Context manager that cancels its block when the client disconnects, and then raises ClientGone.
 
-    The request's body must have been read. The work in the block has ended, its clean-up included, when the
-    block is left.
+    The request's body must have been read before. When the block is left, its work has ended, including its
+    clean-up.
     """
 
     __slots__ = ("_connection", "_gone", "_receive", "_task", "_watch")
@@ -29,7 +30,8 @@ class UntilDisconnect:
         self._watch: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        """Raises ClientGone if the client has disconnected already: the block is not entered."""
+        """Start watching the client. Raises ClientGone, and does not enter the block, if it has already
+        disconnected."""
         self._task = asyncio.current_task()
         if self._task is None:
             raise RuntimeError("requests are answered by tasks")
@@ -60,6 +62,7 @@ class UntilDisconnect:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected, for servers that do not know it by themselves."""
+    """Wait until the client has disconnected. Needed on HTTP servers that do not report a disconnect through
+    `ClientConnection`."""
     while (await receive())["type"] != "http.disconnect":
         pass

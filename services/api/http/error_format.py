@@ -1,4 +1,5 @@
-"""Formats of errors: each API has its own, also for requests that are refused before any route."""
+"""Formats of error responses. Each API has its own, which also applies to requests refused before any
+route."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from baton.api.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How one API writes errors and request ids."""
+    """Format in which one API writes errors and request ids."""
 
     error: Callable[[ApiError, str], Mapping[str, Any]]
-    """Makes the body of an error, with the request's id."""
+    """Function that makes the body of an error response from the error and the request id."""
     id_header: str = "x-request-id"
-    """A second response header for the request id."""
+    """Name of the response header in which this API's clients expect the request id. `x-request-id` is always
+    sent."""
 
     def answer(self, error: ApiError, request_id: str) -> JSONResponse:
         return JSONResponse(self.error(error, request_id), status_code=error.status, headers=error.headers)
@@ -25,7 +27,7 @@ class ErrorFormat:
 OPENAI: Final = ErrorFormat(lambda error, _: error.body)
 
 ErrorFormatOf = Callable[[str, Mapping[str, str]], ErrorFormat]
-"""Chooses the format by the path and the headers of a request."""
+"""Function that chooses the error format from a request's path and headers."""
 
 
 def openai_only(_path: str, _headers: Mapping[str, str]) -> ErrorFormat:

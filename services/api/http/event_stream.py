@@ -1,8 +1,8 @@
-"""Server-sent events: their framing, their stream with keep-alives, and a fast path for plain text.
+"""Server-sent events: framing, a stream with keep-alives, and a fast path for text.
 
-Proxies and load balancers cut a connection on which nothing was sent for a while, 60 s in most of them. A
-stream that waits therefore sends its status, and now and then something that clients skip: a comment, or an
-event without meaning (`silence-is-spoken`).
+Proxies and load balancers cut a connection on which nothing was sent for some time, most of them after 60 s.
+So a stream that waits sends its HTTP status, and now and then something that clients ignore: a comment, or an
+event without content (`silence-is-spoken`).
 """
 
 import asyncio
@@ -25,16 +25,17 @@ encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How chunks become events, and how a complete stream ends."""
+    """Format in which one API writes chunks as server-sent events, and ends a complete stream."""
 
     named: bool
-    """Whether an event has a name, which is its chunk's `type`."""
+    """Whether each event has a name, which is the `type` of its chunk."""
     end: bytes
     keep_alive: bytes = b": keep-alive\n\n"
-    """What clients skip, sent while nothing else is."""
+    """Bytes that are sent when there is nothing else to send. Clients ignore them."""
 
     def events(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the bytes of chunks as events. ASCII only, because some clients split lines at U+2028."""
+        """Return chunks encoded as events. The bytes are ASCII only, because some clients split lines at
+        U+2028."""
         if self.named:
             return b"".join(
                 b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encode(chunk).encode())
@@ -48,10 +49,11 @@ NAMED: Final = Framing(named=True, end=b"")
 
 
 class EventStream:
-    """The events of one response. One task at a time writes them, and another sends keep-alives."""
+    """The event-stream response of one request. One task at a time writes events, and another sends
+    keep-alives."""
 
     def __init__(self, send: Send, framing: Framing, silence_s: float) -> None:
-        """`silence_s`: longest time without a byte, seconds, from now on."""
+        """Start the timer of the keep-alives. `silence_s`: longest time in seconds without a byte."""
         self._send = send
         self.framing = framing
         self._silence_s = silence_s
@@ -60,13 +62,14 @@ class EventStream:
         self._is_writing = False
         self._keeping_alive: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
-        """The error of a keep-alive's sending, which the next write raises."""
+        """Error with which sending a keep-alive failed. The next `write` raises it."""
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(silence_s, self._look)
         self.started = False
-        """Whether the status was sent, after which no error status can be."""
+        """Whether the HTTP status 200 was sent. No error status can be sent after it."""
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
-        """Send whole events at once. With `last`, end the response. Raises what a keep-alive raised."""
+        """Send complete events. With `last`, also end the response. Raises the error of an earlier keep-alive
+        that failed."""
         if self._keeping_alive is not None:
             await self._keeping_alive
         if self._failure is not None:
@@ -80,7 +83,7 @@ class EventStream:
             self._is_writing = False
 
     async def settle(self) -> bool:
-        """Send no more keep-alives. Returns whether the status was sent."""
+        """Stop keep-alives, wait for one that is being sent, and return whether the HTTP status was sent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -89,7 +92,7 @@ class EventStream:
         return self.started
 
     def close(self) -> None:
-        """Stop keep-alives: only `write` sends from now on. Idempotent."""
+        """Stop keep-alives, and cancel one that is being sent. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -104,7 +107,7 @@ class EventStream:
         self._sent_s = self._loop.time()
 
     def _look(self) -> None:
-        """Send a keep-alive if it is due, unless a write is still waiting for the client to read."""
+        """Send a keep-alive if one is due. None is due while a write waits for the client to read."""
         left_s = self._silence_s if self._is_writing else self._sent_s + self._silence_s - self._loop.time()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._look)
@@ -124,12 +127,13 @@ class EventStream:
 
 
 class TextEvent:
-    """Events that differ in one text alone, as most of a stream does: rendered once, then filled in."""
+    """Template of events that differ only in one text, as most events of a stream do. It is rendered once,
+    and each text is then filled in."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, framing: Framing, render: Callable[[str], Iterable[Mapping[str, Any]]]) -> None:
-        """`render`: makes the chunks of a text, which hold it once."""
+        """Render the template. `render`: makes the chunks for a text, which contain the text exactly once."""
         self._before, self._after = framing.events(render(MARK)).split(encode(MARK).encode())
 
     def of(self, text: str) -> bytes:

@@ -1,6 +1,7 @@
-"""One HTTP exchange, from its arrival to its end: ids, caller, stream, and its line in the log and its span.
+"""One HTTP request and its response: ids, caller, event stream, log line and trace span.
 
-The log line and the span hold numbers and words of closed sets, never text that was sent or generated.
+The log line and the span hold numbers and words of fixed sets. They never hold the text of a prompt or of an
+answer.
 """
 
 import time
@@ -21,53 +22,55 @@ from baton.telemetry.tracing import OFF, Attribute, Span, SpanKind, Tracer
 from baton.web.http_refusals import NO_METHOD
 
 FAULT_STATUS: Final = 500
-"""Least status that is the server's fault: its cause is logged, and the span is marked as failed."""
+"""Lowest HTTP status that is the server's fault. Its cause is logged, and the span is marked as failed."""
 
 DROPPED_CHARS_MAX: Final = 1024
 
 RenderFailure = Callable[[ApiError], Sequence[Mapping[str, Any]]]
-"""Makes the last chunks of a stream after an error."""
+"""Function that makes the last chunks of a stream which ends with an error."""
 
 log = Log(__name__)
 
 
 @dataclass(slots=True)
 class HttpExchange:
-    """A request, and what has become of it so far. Routes find it by `exchange_of`."""
+    """State of one HTTP request and its response. Routes get it from `exchange_of`."""
 
     request_id: str
     headers: Mapping[str, str]
-    """The request's, the first of each name, by names in lower case."""
+    """Request headers, by name in lower case. If a header is repeated, the first value counts."""
     trace: TraceContext | None
-    """Trace context that the caller sent. Once there is a span, the span's own."""
+    """Trace context that the client sent. Once the request has a span, it is the span's context."""
     has_own_id: bool = False
-    """Whether the caller chose the request id."""
+    """Whether the client chose the request id."""
     error_format: ErrorFormat = OPENAI
     received_s: float = field(default_factory=time.perf_counter)
-    """Time of arrival, by `time.perf_counter`."""
+    """Time at which the request arrived, in seconds of `time.perf_counter`."""
     status: int = 0
-    """Status that was sent, or 499 if the client did not wait for it. 0: none, because the process ended."""
+    """HTTP status that was sent, or 499 if the client disconnected before. 0: no response was sent, because
+    the process ended."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     choices: int | None = None
-    """Choices that were drawn."""
+    """Number of choices that were generated for the request."""
     finish_reasons: tuple[str, ...] = ()
     failure: ApiError | None = None
-    """The error that the caller got, as a status or as the last event."""
+    """Error that the client got, as an HTTP status or as the last event of a stream."""
     send: Send | None = None
-    """Sends the response."""
+    """ASGI function that sends the response."""
     events: EventStream | None = None
-    """The response, if it is a stream of events."""
+    """Event stream of the response, if the response is one."""
     render_failure: RenderFailure | None = None
-    """Makes the last chunks of `events` after an error."""
+    """Function that makes the last chunks of `events` after an error."""
     dropped_tools: str = ""
-    """Tools of the request that are not served and were left out."""
+    """Tools of the request that Baton does not support and left out, as a comma-separated text."""
     _span: Span | None = None
 
     @property
     def outcome_status(self) -> int:
-        """Status that is counted. A stream that broke off counts as the error of its last event."""
+        """HTTP status by which metrics count the request. A stream that broke off counts with the status of
+        its error."""
         return self.status if self.failure is None else self.failure.status
 
     @property
@@ -76,13 +79,13 @@ class HttpExchange:
         return ids if self.trace is None else ids | {"trace_id": self.trace.trace_id}
 
     def answer(self, error: ApiError) -> JSONResponse:
-        """Return the response for an error, in the format of the caller's API."""
+        """Return the response for an error, in the format of the API that the client called."""
         return self.error_format.answer(error, self.request_id)
 
     def begin_events(self, framing: Framing, render_failure: RenderFailure, silence_s: float) -> None:
-        """Make the response a stream of events, which sends keep-alives from now on.
+        """Make the response an event stream, which sends keep-alives from now on.
 
-        `render_failure`: makes the last chunks after an error. `silence_s`: longest time without a byte,
+        `render_failure`: makes the last chunks after an error. `silence_s`: longest time without a byte, in
         seconds.
         """
         if self.send is None:
@@ -91,7 +94,7 @@ class HttpExchange:
         self.render_failure = render_failure
 
     def begin_span(self, tracer: Tracer, scope: Scope) -> None:
-        """Start a span for the request, if there is a tracer."""
+        """Start a trace span for the request, if tracing is on."""
         if tracer is OFF:
             return
         self._span = tracer.begin(
@@ -104,7 +107,7 @@ class HttpExchange:
             self.trace = self._span.trace
 
     def name(self, request_id: str | None) -> None:
-        """Take the request id of the body, unless a header gave one."""
+        """Use the request id that the body gives, unless a request header gave one."""
         if request_id is None or self.has_own_id:
             return
         self.request_id, self.has_own_id = request_id, True
@@ -112,18 +115,19 @@ class HttpExchange:
             self._span.set({"baton.request_id": request_id})
 
     def drop_tools(self, titles: Sequence[str]) -> None:
-        """Report tools that were left out, in a response header and in the log."""
+        """Report tools that were left out of the request, in a response header and in the log."""
         if titles:
             self.dropped_tools = ", ".join(titles)[:DROPPED_CHARS_MAX]
             log.info("tools that are not served were left out", tools=self.dropped_tools, **self.log_ids)
 
     def describe(self, attributes: Callable[[], Mapping[str, Attribute]]) -> None:
-        """Add attributes to the span. `attributes` is called only if there is one."""
+        """Add attributes to the trace span. `attributes`: called only if the request has a span."""
         if self._span is not None:
             self._span.set(attributes())
 
     def end(self, scope: Scope, route: str | None) -> None:
-        """Write the log line and end the span. `route`: path template of the route, or None."""
+        """Write the request's log line and end its trace span. `route`: path template of the route, or
+        None."""
         status, fault = self.status, self._fault()
         # Lines of probes, of people who look, and of what is no HTTP are for debugging only.
         write = log.debug if scope["method"] in ("GET", NO_METHOD) and fault is None else log.info
@@ -151,7 +155,8 @@ class HttpExchange:
         self._span.end()
 
     def _fault(self) -> ApiError | None:
-        """The error, if it is not the caller's fault."""
+        """Return the error of the request if it has a 5xx status or broke off a stream. Otherwise return
+        None."""
         broke_off = self.failure is not None and self.failure.status != self.status
         return self.failure if broke_off or self.status >= FAULT_STATUS else None
 
@@ -175,7 +180,8 @@ def begin_exchange(
     *,
     has_own_id: bool = False,
 ) -> HttpExchange:
-    """Return the exchange of a request that has just arrived. `has_own_id`: the caller chose its id."""
+    """Return the exchange of a request that has just arrived. `has_own_id`: whether the client chose the
+    request id."""
     trace = read_trace(headers.get("traceparent"), headers.get("tracestate"))
     return HttpExchange(request_id, headers, trace, has_own_id, error_format)
 
@@ -186,7 +192,7 @@ def exchange_of(request: Request) -> HttpExchange:
 
 
 def _request_attributes(scope: Scope, headers: Mapping[str, str]) -> dict[str, Attribute]:
-    """Span attributes of a request, by OpenTelemetry's conventions for HTTP."""
+    """Return the span attributes of a request, by OpenTelemetry's conventions for HTTP."""
     attributes: dict[str, Attribute] = {
         "http.request.method": scope["method"],
         "url.path": scope["path"],

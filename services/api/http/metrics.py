@@ -1,4 +1,4 @@
-"""Metrics of HTTP requests, of tool calls, choices and grammars, and of the time to tokens."""
+"""Prometheus metrics of the HTTP API: requests, tool calls, choices, grammars and token latencies."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -30,10 +30,11 @@ ITL_BUCKETS_S: Final = (
     300,
     600,
 )
-"""Bounds in seconds. A first token may wait in a queue for as long as a request may take. A gap may be as
-long when a stream goes on in another room."""
+"""Bucket bounds of the histogram of inter-token latency, in seconds. If a request continues in another room
+after a failure, the gap between two tokens may be as long as a request may take."""
 STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 414, 415, 421, 429, 431, 499, 500, 501, 503))
-"""Statuses with a series each; 499: the client was gone before the answer began. Others count as "other"."""
+"""HTTP statuses that have their own time series. Others count as "other". 499: the client disconnected before
+the response began."""
 OTHER: Final = "other"
 NO_ROUTE: Final = "none"
 GIVEN: Final = "given"
@@ -44,7 +45,7 @@ UNREAD: Final = "unread"
 
 
 class GrammarOutcome(Enum):
-    """Outcome of compiling a grammar."""
+    """Outcome of compiling the grammar that constrains an answer."""
 
     COMPILED = "compiled"
     REFUSED = "refused"
@@ -52,7 +53,7 @@ class GrammarOutcome(Enum):
 
 
 class HttpMetrics:
-    """The API's metrics, on an injected registry."""
+    """Prometheus metrics of the HTTP API, on an injected registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -89,7 +90,8 @@ class HttpMetrics:
         )
         self._choices = {outcome: choices.labels(outcome) for outcome in (GIVEN, LEFT_OUT, UNFINISHED)}
         self._answered = cache(self._requests.labels)
-        """Series by route and status, cached: the library's look-up is slow."""
+        """Function that returns the counter for a route and a status. It is cached, because the library's
+        look-up is slow."""
         self.first_token = LoopHistogram(
             "baton_time_to_first_token_seconds",
             "From an HTTP request's arrival to its first token.",
@@ -102,31 +104,32 @@ class HttpMetrics:
         self.expect([NO_ROUTE])
 
     def expect(self, routes: Iterable[str]) -> None:
-        """Make the series of these path templates, before the first request."""
+        """Create the time series of these path templates, before the first request."""
         for route in routes:
             for status in (*sorted(map(str, STATUSES)), OTHER):
                 self._answered(route, status)
 
     def count_request(self, route: str | None, status: int) -> None:
-        """Count a request. `route`: a path template of the application (a closed set), None if none
-        matched."""
+        """Count a request by route and status. `route`: path template, one of the application's fixed set.
+        None: no route matched."""
         label = str(status) if status in STATUSES else OTHER
         self._answered(NO_ROUTE if route is None else route, label).inc()
 
     def count_grammar(self, outcome: GrammarOutcome) -> None:
-        """Count a grammar that was compiled or refused. Cached ones are not counted again."""
+        """Count the outcome of compiling one grammar. A result from the cache is not counted again."""
         self._grammars.labels(outcome.value).inc()
 
     def count_choices(self, finished: int, unfinished: int, given: int | None) -> None:
-        """Count the choices of one request. `given`: how many of those that finished were returned; None:
-        all."""
+        """Count the choices of one request. `given`: number of finished choices that were returned. None: all
+        of them."""
         left_out = 0 if given is None else max(finished - given, 0)
         for outcome, count in ((GIVEN, finished - left_out), (LEFT_OUT, left_out), (UNFINISHED, unfinished)):
             if count:
                 self._choices[outcome].inc(count)
 
     def count_calls(self, read: int, unread: int) -> None:
-        """Count the tool calls of one request's answers. `unread`: malformed ones, which stay text."""
+        """Count the tool calls in the answers of one request. `unread`: number of malformed calls, which are
+        returned as text."""
         if read:
             self._calls.labels(READ).inc(read)
         if unread:

@@ -1,7 +1,8 @@
-"""Outermost ASGI middleware: request ids, access, counting, logging, and errors in the format of the API.
+"""Outermost ASGI middleware: request ids, access control, metrics, logging, and errors in the API's format.
 
-Each exchange has a request id (the caller's `X-Request-Id`, or a fresh one), which goes back in the response.
-It is admitted or refused, counted, and has one line in the log. A bug becomes an error in the API's format.
+Each request has an id, the client's `X-Request-Id` or a random one, which the response repeats. A request is
+admitted or refused, counted, and gets one line in the log. An unexpected exception becomes an error in the
+format of the API.
 """
 
 import re
@@ -34,16 +35,16 @@ SENT: Final = HEADER.lower().encode()
 UNAUTHORIZED: Final = 401
 SLASHES: Final = re.compile("//+")
 FREE_PART: Final = re.compile(r"\{\w+:path\}")
-"""Path parameter that may hold slashes."""
+"""Pattern of a path parameter that may contain slashes, such as `{name:path}`."""
 DROPPED: Final = b"x-baton-dropped-tools"
 PROBE_STATUSES: Final = frozenset({200, 503})
-"""Answers of probes, which are not counted: neither is a request that went well or failed."""
+"""HTTP statuses with which health probes are normally answered. Such responses are not counted in metrics."""
 
 log = Log(__name__)
 
 
 class ApiMiddleware:
-    """Pure ASGI middleware around the whole application."""
+    """Pure ASGI middleware that wraps the whole application."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class ApiMiddleware:
         error_format_of: ErrorFormatOf = openai_only,
         templates: Collection[str] = (),
     ) -> None:
-        """`direct`: routes, by method and path, that are called from here without the framework, whose
-        routing costs as much as a short answer. Their endpoints take the request alone. Only they are
-        traced. `templates`: path templates of all routes."""
+        """Wrap `app`. `direct`: routes, by method and path, that are called without FastAPI, whose routing
+        costs as much as a short response. Their endpoints take only the request, and only they are traced.
+        `templates`: path templates of all routes."""
         self._app = app
         self.metrics = metrics
         self._direct = direct
@@ -115,7 +116,8 @@ class ApiMiddleware:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Serve one exchange, and answer its errors. `acceptable`: whether its request id is valid."""
+        """Serve one request, and answer its errors. `acceptable`: whether the request id in its header is
+        valid."""
         try:
             if (refusal := refusal_in(scope)) is None:
                 self._access.check(scope)
@@ -145,10 +147,10 @@ class ApiMiddleware:
                 raise  # the server then closes the connection, so that the reply does not look complete
 
     def _plain_path(self, path: str) -> str:
-        """Return the path without repeated slashes and without one at its end.
+        """Return the path without repeated slashes and without a slash at its end.
 
-        Clients join a base URL that ends with a slash and a path that begins with one. A parameter that may
-        hold slashes, such as a request id, keeps them.
+        Clients may join a base URL that ends with a slash and a path that begins with one. A path parameter
+        that may contain slashes, such as a request id, keeps them.
         """
         for fixed, pattern in self._free:
             if (found := pattern.match(path)) is not None:
@@ -158,7 +160,7 @@ class ApiMiddleware:
     async def _fail(
         self, exchange: HttpExchange, failure: ApiError, scope: Scope, receive: Receive, send: Send
     ) -> bool:
-        """Answer with the failure's status, or with the last event of a stream that has begun.
+        """Answer with the HTTP status of the error, or with the last event of a stream that has begun.
 
         Returns False if it is too late for both.
         """
@@ -180,26 +182,28 @@ async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) ->
 
 
 async def api_error(request: Request, error: Exception) -> Response:
-    """Handler: ApiError as a response."""
+    """Return the response for an ApiError. FastAPI calls this exception handler."""
     if not isinstance(error, ApiError):
         raise error
     return exchange_of(request).answer(error)
 
 
 async def backend_error(request: Request, error: Exception) -> Response:
-    """Handler: BackendError before the first byte, as a response."""
+    """Return the response for a BackendError that was raised before the first byte. FastAPI calls this
+    exception handler."""
     if not isinstance(error, BackendError):
         raise error
     return exchange_of(request).answer(from_backend(error))
 
 
 async def bug(_: Request, error: Exception) -> Response:
-    """Handler: leave a bug to the middleware, which answers it."""
+    """Raise an unexpected exception again, so that `ApiMiddleware` answers it. FastAPI calls this exception
+    handler."""
     raise error
 
 
 async def routing_error(request: Request, error: Exception) -> Response:
-    """Handler: unknown path or wrong method, as a response."""
+    """Return the response for an unknown path or a wrong method. FastAPI calls this exception handler."""
     if not isinstance(error, HTTPException):
         raise error
     shown = request.url.path[:128]
@@ -215,20 +219,21 @@ async def routing_error(request: Request, error: Exception) -> Response:
 
 
 def _id_headers(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
-    """Response headers with the request id and with the tools that were left out."""
+    """Return the response headers with the request id, and with the tools that were left out of the
+    request."""
     names = dict.fromkeys((SENT, exchange.error_format.id_header.encode()))
     headers = [(name, exchange.request_id.encode()) for name in names]
     return [*headers, (DROPPED, exchange.dropped_tools.encode())] if exchange.dropped_tools else headers
 
 
 def _is_sending(scope: Scope) -> bool:
-    """Whether the client is still sending the request's body."""
+    """Return whether the client is still sending the request's body."""
     client = client_connection_of(scope)
     return client is not None and client.is_sending()
 
 
 def _route(scope: Scope) -> str | None:
-    """Path template of the route that took the request, or None."""
+    """Return the path template of the route that serves the request, or None."""
     route: Any = scope.get("route")
     return None if route is None else str(route.path)
 

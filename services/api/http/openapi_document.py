@@ -1,8 +1,8 @@
-"""The document at `/openapi.json`: request bodies, answers and errors of each route.
+"""OpenAPI document at `/openapi.json`: request bodies, responses and errors of each route.
 
 A route describes itself in its decorator: `**describe(Body, Answer, statuses=GENERATING)`. Bodies are the
-schemas that validate them, and answers are the types that renderings return, which mypy checks. What holds
-for every route is added here.
+schemas that validate them. Responses are the types that renderings return, which mypy checks. This module
+adds what all routes have in common.
 """
 
 import json
@@ -33,20 +33,20 @@ STATUSES: Final[Mapping[int, str]] = {
     503: "A side has no worker, or the request failed on all the pairs that it was given.",
 }
 ANY: Final = (400, 401, 421, 429, 500)
-"""Error statuses of every route."""
+"""Error statuses that every route may return."""
 NAMING: Final = (404,)
-"""Error statuses of a route that names something."""
+"""Error statuses of a route whose path names an object, such as a model."""
 TAKING: Final = (404, 408, 413, 415)
-"""Error statuses of a route with a body."""
+"""Error statuses of a route that takes a request body."""
 GENERATING: Final = (*TAKING, 503)
 KEY: Final = "key"
 BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 AnswerType = Any
-"""A `TypedDict`, or a union of some that has a name."""
+"""Type of a response body: a `TypedDict`, or a union of several that has a name."""
 
 _shapes: dict[str, AnswerType] = {}
-"""Schemas that routes refer to, by name."""
+"""Types of request and response bodies that routes refer to, by name."""
 
 
 def describe(
@@ -57,9 +57,9 @@ def describe(
     statuses: Sequence[int] = (),
     errors: AnswerType = ErrorAnswer,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of a route's decorator. `takes`: schema of the body. `answers`: type of
-    a 200. `events`: type of a stream's events. `statuses`: error statuses in addition to `ANY`. `errors`:
-    type of errors."""
+    """Return keyword arguments for a route's decorator, which describe the route in the OpenAPI document.
+    `takes`: schema of the request body. `answers`: type of a response with status 200. `events`: type of a
+    stream's events. `statuses`: error statuses in addition to `ANY`. `errors`: type of an error body."""
     error = {"application/json": {"schema": _referred(errors)}}
     responses: dict[int | str, dict[str, Any]] = {
         status: {"description": STATUSES[status], "content": error} for status in sorted({*ANY, *statuses})
@@ -78,7 +78,7 @@ def describe(
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the document of an application that has all of its routes."""
+    """Return the OpenAPI document of an application, to which all routes have been added before."""
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
     error = _referred(ErrorAnswer)
     for methods in made["paths"].values():
@@ -96,7 +96,8 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _referred(shape: AnswerType) -> dict[str, Any]:
-    """Return the reference to a schema. Two schemas that routes refer to must have two names."""
+    """Return a JSON Schema reference to a type, and register the type by its name. Raises AssertionError if
+    another type has the same name."""
     name: str = shape.__name__
     if _shapes.setdefault(name, shape) is not shape:
         raise AssertionError(f"two shapes are called {name}")
@@ -112,8 +113,8 @@ def _complete(operation: dict[str, Any], error: dict[str, Any]) -> None:
 
 
 def _add(name: str, schema: dict[str, Any], shapes: dict[str, Any]) -> None:
-    """Add a schema and its definitions to `shapes`, by their names. Raises AssertionError for two schemas
-    of one name."""
+    """Add a schema and its definitions to `shapes`, by name. Raises AssertionError if two schemas have the
+    same name."""
     own = {name: {key: value for key, value in schema.items() if key != "$defs"}}
     for each, shape in (own | schema.get("$defs", {})).items():
         if shapes.setdefault(each, shape) != shape:
@@ -122,7 +123,8 @@ def _add(name: str, schema: dict[str, Any], shapes: dict[str, Any]) -> None:
 
 @cache
 def _schema_of(shape: AnswerType) -> dict[str, Any]:
-    """JSON schema of a body as it is accepted, ignored fields included, or of an answer as it is sent."""
+    """Return the JSON schema of a request body as it is accepted, including ignored fields, or of a response
+    as it is sent."""
     if not isinstance(shape, type) or not issubclass(shape, Shape):
         answer = TypeAdapter(shape).json_schema(ref_template=REFERENCE, mode="serialization")
         return {"title": shape.__name__, **answer}
@@ -136,8 +138,8 @@ def _schema_of(shape: AnswerType) -> dict[str, Any]:
 
 
 def _bounded(schema: Any) -> Any:
-    """Return the schema with bounds named as in JSON Schema. The library keeps its own names where a number
-    is converted first. A value may match several schemas of a union that a function chooses from."""
+    """Return the schema with JSON Schema's names for number bounds, and with `anyOf` for unions without a
+    discriminator. pydantic writes its own names, such as `ge`, where a number is converted first."""
     match schema:
         case {"oneOf": schemas, **others} if "discriminator" not in others:
             return _bounded({**others, "anyOf": schemas})

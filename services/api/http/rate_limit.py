@@ -1,7 +1,7 @@
-"""Rate limit by caller: one token bucket each, which holds one second's worth.
+"""Rate limit by caller: each caller has a token bucket that holds one second's worth of requests.
 
-A bucket is stored as the time at which it will be full. Only the callers that asked last are remembered: a
-forgotten one starts full, in its favour.
+A bucket is stored as the time at which it will be full again. Only the callers with the most recent requests
+are remembered. A forgotten caller starts with a full bucket, so it may send requests at once.
 """
 
 import time
@@ -13,7 +13,7 @@ CALLERS_MAX: Final = 10_000
 
 
 class RateLimit:
-    """The buckets of all callers. Used from one event loop."""
+    """Token buckets of all callers. Used from one event loop."""
 
     def __init__(self, per_second: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._every_s = 1 / per_second
@@ -22,12 +22,12 @@ class RateLimit:
         self._full_s: OrderedDict[bytes, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """Number of callers that are remembered."""
+        """Return the number of callers that are remembered."""
         return len(self._full_s)
 
     def take(self, caller: bytes) -> float:
-        """Count a request and return 0, or return the seconds until the caller may send one, and count
-        nothing."""
+        """Count a request of `caller` and return 0. If the limit is reached, count nothing and return the
+        seconds until the caller may send the next request."""
         now_s = self._now_s()
         full_s = max(self._full_s.get(caller, now_s), now_s) + self._every_s
         too_soon_s = full_s - now_s - self._holds_s

@@ -1,8 +1,8 @@
-"""Request bodies: read within bounds of size, time and memory, and parsed as JSON of a schema.
+"""Reading of request bodies within limits of size, time and memory, and parsing into a schema.
 
-Bodies that are read, parsed and tokenised are bounded together, and those of one caller to half of that.
-More are refused while they come in. The first bytes of each body count in a pool of their own, so that a
-small body is not refused because of large ones (`bounded-admission`).
+All bodies that are being read, parsed or tokenised share one memory limit, and each caller may use half of
+it. Bodies that exceed it are refused while they arrive. The first bytes of each body count in a pool of their
+own, so that a small body is not refused because of large ones (`bounded-admission`).
 """
 
 import asyncio
@@ -30,33 +30,33 @@ from baton.runtime.memory_trimming import trim_memory
 from baton.web.http_refusals import refusal_in
 
 POOL_BYTES: Final = 128 * 2**20
-"""Least size of the pool of all bodies."""
+"""Least size in bytes of the memory pool for all bodies. The pool is larger if large bodies are allowed."""
 CALLER_BODIES_MIN: Final = 4
-"""Bodies of the largest allowed size that one caller may always have in memory."""
+"""Number of bodies of the largest allowed size for which each caller always has memory."""
 BEGINNING_BYTES: Final = 64 * 2**10
-"""Bytes of each body that count in the pool of beginnings."""
+"""Number of leading bytes of each body that count in the pool for beginnings."""
 BEGINNINGS_BYTES: Final = 128 * 2**20
-"""Size of the pool of beginnings."""
+"""Size in bytes of the pool for the beginnings of all bodies."""
 LARGE_BYTES: Final = 2**20
-"""Size of a body from which on its memory is returned to the system afterwards."""
+"""Body size in bytes above which freed memory is returned to the operating system after the request."""
 GIVE_BACK_AFTER_S: Final = 1.0
 LENGTH_DIGITS_MAX: Final = 18
 SMALL_BYTES: Final = 64 * 2**10
-"""Size up to which parsing a body takes no noticeable time, whatever it holds."""
+"""Body size in bytes up to which parsing takes no noticeable time, whatever the body contains."""
 VALUES_MAX: Final = 100_000
-"""Most strings, lists and objects of a body. Each becomes a Python object while all other requests wait. The
-most messages that a request may have, of several parts each, are fewer."""
+"""Most strings, lists and objects in one body. Each becomes a Python object while all other requests wait. A
+chat with the most messages allowed, of several parts each, has fewer."""
 COMMAS_MAX: Final = 2**18
-"""Most commas of a body: those of token ids, which cost a tenth of a string. More if the context is longer.
-"""
+"""Most commas in one body, which limits lists of token ids. A token id costs a tenth of a string. The limit
+is higher if the model's context is longer."""
 
 M = TypeVar("M", bound=Shape)
 ShapeOf = Callable[[Mapping[str, Any]], type[M]]
-"""Chooses the schema of a body by its fields."""
+"""Function that chooses the schema of a body from the body's fields."""
 
 
 class RequestBodies:
-    """Reads the bodies of one application. Used from one event loop."""
+    """Reader of all request bodies of one application, within the memory limits. Used from one event loop."""
 
     def __init__(self, settings: ApiSettings, backend: Backend) -> None:
         self._settings = settings
@@ -69,13 +69,13 @@ class RequestBodies:
         self._giving_back: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Bytes of all bodies that count now."""
+        """Return the bytes of all bodies that count against the memory limits now."""
         return self._beginnings.bytes + self._rests.bytes
 
     @asynccontextmanager
     async def of(self, request: Request, shape: type[M] | ShapeOf[M]) -> AsyncIterator[M]:
-        """Yield the request's body as `shape`, which counts until the block ends. Raises ApiError,
-        Overloaded, ClientGone."""
+        """Yield the request's body, parsed as `shape`. Its bytes count against the memory limits until the
+        block ends. Raises ApiError, Overloaded, ClientGone."""
         incoming = IncomingBody(caller_in(request.scope), self._beginnings, self._rests, BEGINNING_BYTES)
         settings = self._settings
         try:
@@ -110,11 +110,11 @@ async def read_body(
     timeout_s: float,
     commas_max: int,
 ) -> M:
-    """Return the request's body as `shape`.
+    """Read the request's body, and return it parsed as `shape`.
 
-    `incoming`: counts its bytes. `limit`: most bytes. `timeout_s`: time for all of them. `commas_max`: most
-    commas. Raises ApiError that names the field at fault, ClientGone if the connection closed before the end,
-    and Overloaded.
+    `incoming`: counts the body's bytes. `limit`: most bytes. `timeout_s`: seconds for the whole body.
+    `commas_max`: most commas. Raises ApiError that names the invalid field, ClientGone if the connection
+    closed before the end, and Overloaded.
     """
     exchange = exchange_of(request)
     media_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -141,7 +141,8 @@ async def read_body(
 
 
 def parse(raw: bytes, shape: type[M] | ShapeOf[M], commas_max: int = COMMAS_MAX) -> M:
-    """Parse `raw` as JSON of `shape`. A null means that the field is absent. Raises ApiError."""
+    """Return the JSON text `raw`, parsed and validated as `shape`. A null means that the field is absent.
+    Raises ApiError."""
     if len(raw) > SMALL_BYTES and _holds_too_much(raw, commas_max):
         much = f"The body holds more than {VALUES_MAX} texts, lists and objects, or {commas_max} numbers."
         raise invalid(None, much)
@@ -169,8 +170,8 @@ def parse(raw: bytes, shape: type[M] | ShapeOf[M], commas_max: int = COMMAS_MAX)
 
 
 async def _read(request: Request, exchange: HttpExchange, incoming: IncomingBody, limit: int) -> bytes:
-    """Refuse a body as soon as it is known to be too large. The server below drops the rest of it, so that a
-    client that first writes everything gets to read the error."""
+    """Return the bytes of a body, or refuse it as soon as it is known to be too large. The HTTP server
+    discards the rest. So a client that first sends everything still gets to read the error."""
     declared = exchange.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > LENGTH_DIGITS_MAX or int(declared) > limit):
         raise _too_large(limit)
@@ -193,9 +194,9 @@ async def _read(request: Request, exchange: HttpExchange, incoming: IncomingBody
 
 
 def _holds_too_much(raw: bytes, commas_max: int) -> bool:
-    """Whether a body holds too many values, by passes over its bytes, before any object is made of it.
+    """Return whether a body has too many values. It scans the raw bytes, before any object is made of them.
 
-    A string begins and ends with a quote. A quote within it follows an odd number of backslashes.
+    A string begins and ends with a quote. A quote within a string follows an odd number of backslashes.
     """
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") + raw.count(b'"') <= VALUES_MAX:
         return False

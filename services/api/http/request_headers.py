@@ -1,4 +1,4 @@
-"""Headers of a request, read from its ASGI scope."""
+"""Functions that read the headers of a request from its ASGI scope."""
 
 import re
 from collections.abc import Mapping
@@ -9,15 +9,16 @@ from starlette.types import Scope
 from baton.wire.text_validation import REQUEST_ID_CHARACTER
 
 REQUEST_ID: Final = re.compile(REQUEST_ID_CHARACTER + "{1,128}")
-"""Request ids that a caller may choose."""
+"""Pattern of the request ids that a client may choose."""
 CODEX: Final = "codex"
 
 
 def first_headers(scope: Scope) -> dict[str, str]:
-    """Return the first value of each header, by its name in lower case. Starlette's `Headers` are slower."""
+    """Return the first value of each request header, by name in lower case. This is faster than Starlette's
+    `Headers`."""
     return {str(name, "latin-1"): str(value, "latin-1") for name, value in reversed(scope["headers"])}
 
 
 def is_codex(headers: Mapping[str, str]) -> bool:
-    """Whether the caller is Codex, by the headers in which it names itself."""
+    """Return whether the client is Codex (OpenAI's coding agent), judged by `originator` and `user-agent`."""
     return any(headers.get(name, "").lower().startswith(CODEX) for name in ("originator", "user-agent"))

@@ -1,7 +1,8 @@
-"""Arguments of a tool call as a JSON object, also those of a call that was cut off.
+"""Arguments of a tool call as a JSON object, even if the call was cut off.
 
-A stream that `max_tokens` ended within a call has returned the beginning of its arguments. A client sends
-that back unchanged. A JSON object or the beginning of one is therefore accepted.
+If `max_tokens` ends a stream within a tool call, the client has got only the beginning of the arguments. It
+sends that text back unchanged in its next request. So both a JSON object and the beginning of one are
+accepted.
 
 Pure.
 """
@@ -16,14 +17,15 @@ from pydantic_core import from_json
 ESCAPES: Final = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
-"""A pair of surrogates, a lone one (the group), or any other escape."""
+"""Pattern of a JSON escape: a pair of surrogates, a lone surrogate (the group), or any other."""
 EMPTY: Final = "{}"
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Return the object, or what a cut-off text has of it. Half a surrogate pair becomes U+FFFD.
+    """Return the arguments as an object. If the text was cut off, return the complete part of it. A lone
+    surrogate becomes U+FFFD.
 
-    Raises ValueError for a text that begins no JSON object.
+    Raises ValueError if the text is not the beginning of a JSON object.
     """
     text = text.strip() or EMPTY
     mended = ESCAPES.sub(lambda found: r"\ufffd" if found[1] else found[0], text)
@@ -39,8 +41,8 @@ def arguments_object(text: str) -> dict[str, Any]:
 
 
 def complete_part(arguments: str) -> dict[str, Any]:
-    """Return the object without a string that was cut off, as Anthropic's client libraries read an
-    unfinished stream."""
+    """Return the arguments as an object, without a string at the end that was cut off. Anthropic's client
+    libraries read an unfinished stream in the same way."""
     try:
         value = from_json(arguments or EMPTY, allow_partial=True)
     except ValueError:
@@ -49,7 +51,8 @@ def complete_part(arguments: str) -> dict[str, Any]:
 
 
 def arguments_text(value: str | Mapping[str, Any]) -> str:
-    """Return arguments as text, unchanged if they are text. Raises ValueError as `arguments_object`."""
+    """Return the arguments as JSON text, unchanged if they are text. Raises ValueError if the text is not the
+    beginning of a JSON object."""
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     arguments_object(value)
@@ -57,7 +60,7 @@ def arguments_text(value: str | Mapping[str, Any]) -> str:
 
 
 def _is_followed(text: str) -> bool:
-    """Whether a complete JSON value is followed by something else."""
+    """Return whether the text has more than whitespace after a complete JSON value."""
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):

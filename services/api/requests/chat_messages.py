@@ -1,6 +1,6 @@
-"""Messages of a chat as its template takes them, and checks of what one field says of another.
+"""Conversion of chat messages into the input of a chat template, and checks between the fields of messages.
 
-Each field's own values are validated before (`schemas`).
+`schemas` has validated each field by itself before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,28 +16,28 @@ from baton.api.requests.schemas import ChatRequest, Conversation, Message, ToolC
 from baton.api.text.chat_template import REASONING
 
 FRAME_CHARS: Final = 32
-"""Characters that a template puts around a message, about."""
+"""Estimate of the characters that a chat template writes around one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatInput:
-    """What a chat template is given."""
+    """Input of a chat template, with an estimate of the prompt's length."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
     documents: Sequence[Mapping[str, Any]]
     words: Mapping[str, Any]
-    """Other variables of the template."""
+    """Further template variables, by name."""
     add_generation_prompt: bool
     continues: bool
-    """Whether the prompt ends within the last message."""
+    """Whether the prompt ends within the last message, so that the model continues it."""
     chars: int
-    """Characters of the prompt, at a guess."""
+    """Estimated length of the prompt in characters."""
 
 
 def chat_input(body: Conversation, tools: Sequence[OfferedTool]) -> ChatInput:
-    """Return what the chat template is given for a conversation. Raises ApiError for messages that make
-    none."""
+    """Return the chat template's input for a conversation. Raises ApiError if its messages do not fit
+    together."""
     reasoning = [*map(reasoning_of, body.messages)]
     _check_turns(body.messages, reasoning)
     _check_end(body)
@@ -57,7 +57,7 @@ def chat_input(body: Conversation, tools: Sequence[OfferedTool]) -> ChatInput:
 
 
 def _chars(message: Message) -> int:
-    """Return the characters that a template makes of a message without its reasoning, at a guess."""
+    """Return an estimate of the characters that a template writes for a message, without its reasoning."""
     content = message.content or ""
     chars = len(content) if isinstance(content, str) else sum(len(part) + FRAME_CHARS for part in content)
     chars += sum(len(call.function.arguments) + FRAME_CHARS for call in message.tool_calls)
@@ -65,8 +65,8 @@ def _chars(message: Message) -> int:
 
 
 def _template_words(body: Conversation) -> dict[str, Any]:
-    """Return the template's other variables. An effort is one of its own. Most templates also know how to
-    switch reasoning off."""
+    """Return the further template variables that a request sets. A reasoning effort becomes
+    `reasoning_effort`, and also the variables with which most templates switch reasoning on or off."""
     words: dict[str, Any] = {}
     if isinstance(body, ChatRequest) and (
         body.reasoning_effort is not None or "reasoning" in body.model_fields_set
@@ -80,7 +80,7 @@ def _template_words(body: Conversation) -> dict[str, Any]:
 
 
 def _check_turns(messages: Sequence[Message], reasoning: Sequence[str | None]) -> None:
-    """Raise ApiError for a message that lacks what its role needs, or has what belongs to another role."""
+    """Raise ApiError if a message lacks a field that its role needs, or has a field of another role."""
     called: set[str] = set()
     for index, message in enumerate(messages):
         here = f"messages[{index}]"
@@ -110,7 +110,7 @@ def _check_result(message: Message, here: str, called: set[str]) -> None:
 
 
 def _check_end(body: Conversation) -> None:
-    """Raise ApiError if the prompt cannot end as the request asks."""
+    """Raise ApiError if `continue_final_message` does not fit the last message or `add_generation_prompt`."""
     if not body.continue_final_message:
         return
     if "add_generation_prompt" in body.model_fields_set and body.add_generation_prompt:
@@ -127,14 +127,15 @@ def _check_end(body: Conversation) -> None:
 
 
 Turn = tuple[Message, str | None]
-"""A message and its reasoning."""
+"""A message, with its reasoning or None."""
 
 
 def _joined_turns(messages: Sequence[Message], reasoning: Sequence[str | None]) -> list[Turn]:
-    """Return the messages, with reasoning, text and calls that came one by one joined to one assistant's
-    turn.
+    """Return the messages, where consecutive parts of one assistant's turn (reasoning, text, tool calls) are
+    joined to one message.
 
-    An answer of the Responses API is several items. Many chat templates take no two turns of one role.
+    An answer of the Responses API consists of several items. Many chat templates do not accept two messages
+    of one role in a row.
     """
     turns: list[Turn] = []
     for message, own in zip(messages, reasoning, strict=True):
@@ -146,7 +147,7 @@ def _joined_turns(messages: Sequence[Message], reasoning: Sequence[str | None]) 
 
 
 def _continues(turn: Message, message: Message) -> bool:
-    """Whether `message` is the rest of an answer that began with `turn`."""
+    """Return whether `message` continues the assistant's answer that began with `turn`."""
     if not turn.role == message.role == "assistant":
         return False
     if turn.tool_calls:
@@ -164,7 +165,7 @@ def _joined(turn: Message, message: Message) -> Message:
 
 
 def _template_message(message: Message, reasoning: str | None) -> dict[str, Any]:
-    """Return a message as chat templates take it."""
+    """Return a message as the dictionary that chat templates take."""
     content = message.content or None if message.tool_calls else message.content
     shaped: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
@@ -179,15 +180,16 @@ def _template_message(message: Message, reasoning: str | None) -> dict[str, Any]
 
 
 def _template_call(call: ToolCallParam) -> Mapping[str, Any]:
-    """Return a call with its arguments both as text and as an object. A template gets the form that it
-    knows."""
+    """Return a tool call with its arguments both as JSON text and as an object. The chat template then gets
+    the form that it supports."""
     function = {"name": call.function.name, "arguments": call.function.arguments}
     object_ = arguments_object(call.function.arguments)
     return {"id": call.id, "type": call.type, "function": function, "object": object_}
 
 
 def texts_of(message: Message, here: str) -> list[tuple[str, str]]:
-    """Return all texts of a message, each with its path. `here`: path of the message."""
+    """Return all texts of a message as pairs of field path and text. `here`: path of the message, such as
+    `messages[0]`."""
     content = message.content
     texts = (
         [(f"{here}.content", content)]

@@ -1,7 +1,7 @@
-"""Paths by which a caller wrote what the chat request made of its body names otherwise.
+"""Translation of field paths in errors into the paths of the client's own body.
 
-Other APIs are served by translating their bodies into chat requests. Errors of such a request name the
-fields of the original body.
+The bodies of other APIs are translated into chat requests. An error in such a chat request has to name the
+field of the original body.
 """
 
 import re
@@ -18,21 +18,22 @@ from baton.api.requests.schemas import Shape
 from baton.api.requests.validation_errors import first_fault
 
 QUOTED: Final = re.compile(r"'([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)'")
-"""A path in an error message. Names that a caller chose are in double quotes."""
+"""Pattern of a quoted field path in an error message. Names that a client chose are in double quotes."""
 
 M = TypeVar("M", bound=Shape)
 
 
 @dataclass(slots=True)
 class FieldPaths:
-    """The caller's paths of one request. Filled while it is translated."""
+    """Map from the field paths of a chat request to those of the client's body. It is filled while the body
+    is translated into the chat request."""
 
     paths: dict[str, str] = field(default_factory=dict)
-    """The caller's paths, by the chat request's. A path below one of them keeps its own steps, unless it
-    has an entry, too."""
+    """Paths in the client's body, by path in the chat request. A path below an entry keeps its further steps,
+    unless it has an entry of its own."""
 
     def own(self, path: str) -> str:
-        """Return the caller's path."""
+        """Return the path in the client's body for a path in the chat request."""
         known = path
         while known not in self.paths:
             cut = max(known.rfind("."), known.rfind("["))
@@ -43,7 +44,7 @@ class FieldPaths:
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """Translate errors that are raised within the block."""
+        """Translate the field paths of each ApiError that is raised within the block."""
         try:
             yield
         except ApiError as error:
@@ -58,7 +59,8 @@ class FieldPaths:
 
 
 def made(shape: type[M], fields: dict[str, Any], terms: FieldPaths) -> M:
-    """Return `shape` of a translated body. Raises ApiError with the caller's paths."""
+    """Return `fields`, the translated body, validated as `shape`. Raises ApiError with the paths of the
+    client's body."""
     try:
         return shape.model_validate(fields)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Types of request fields: values that are checked by functions, and their bounds."""
+"""Types of request fields, with their bounds and the functions that validate them."""
 
 import json
 import re
@@ -28,26 +28,27 @@ from baton.rooms.request import (
 STOP_STRINGS_MAX: Final = 32
 STOP_STRING_CHARS_MAX: Final = 1024
 PROMPTS_MAX: Final = 64
-"""Most prompts of one /v1/completions request. Each runs as a request of its own."""
+"""Most prompts in one /v1/completions request. Each prompt is served as a request of its own."""
 ANSWERS_MAX: Final = 512
-"""Most choices drawn for one request, over all its prompts."""
+"""Most choices that are generated for one request, over all its prompts."""
 MESSAGES_MAX: Final = 8192
 COMPLETION_TOKENS_DEFAULT: Final = 16
-"""OpenAI's default, of /v1/completions only."""
+"""Default of `max_tokens` for /v1/completions only, as in OpenAI's API."""
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 FORMATS: Final = ("text", "json_object", "json_schema")
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-"""Names of functions, as Anthropic allows them. OpenAI's are half as long."""
+"""Pattern of a function's name, as Anthropic allows it. OpenAI allows half as many characters."""
 BAD_WORDS_MAX: Final = 64
 BAD_WORD_CHARS_MAX: Final = 128
 ALLOWED_TOKEN_IDS_MAX: Final = 4096
 CHAT_TEMPLATE_CHARS_MAX: Final = 256 * 2**10
 TOOLS_MAX: Final = 1024
-"""Most tools. OpenAI allows 128, Anthropic any number: agents with several MCP servers send hundreds."""
+"""Most tools in one request. OpenAI allows 128, Anthropic any number: agents with several MCP servers send
+hundreds."""
 TOOL_CHARS_MAX: Final = 64 * 2**10
-"""Most characters of one tool as JSON."""
+"""Most characters of one tool definition as JSON."""
 CALLS_MAX: Final = 4096
-"""Most calls of one message, as many as blocks of an Anthropic message."""
+"""Most tool calls in one message, the same as the limit on blocks in an Anthropic message."""
 CALL_ID_CHARS_MAX: Final = 256
 DOCUMENTS_MAX: Final = 1024
 WORDS_MAX: Final = 32
@@ -58,10 +59,11 @@ RESERVED: Final = frozenset(
     | {"tokenize", "loop", "self", "baton_counted", "raise_exception", "strftime_now"}
     | {"namespace", "range", "dict", "lipsum", "cycler", "joiner"}
 )
-"""Variables that a chat template already has. A field of the request sets them, or nothing does."""
+"""Names of template variables that `chat_template_kwargs` may not set. Other fields of the request set them,
+or they are built in."""
 FIELDS_MAX: Final = 128
-"""Most fields of any object. Only one fault of a body is reported, and each invalid field costs time and
-memory before."""
+"""Most fields of any JSON object in a body. Each invalid field costs time and memory, although only one is
+reported."""
 
 
 def one_or_many(value: Any) -> Any:
@@ -75,8 +77,8 @@ def _is_token_ids(value: Any) -> bool:
 
 
 def prompt_list(value: Any) -> Any:
-    """Return the list of prompts, each a text or token ids, for a text, texts, token ids or lists of token
-    ids."""
+    """Return the value of `prompt` as a list of prompts, each a text or a list of token ids. The value may be
+    a single prompt or a list of them."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -108,7 +110,8 @@ def role_name(value: str) -> str:
 
 
 def call_arguments(value: Any) -> Any:
-    """Return a call's arguments as text. They are JSON text, complete or cut off, or an object."""
+    """Return the arguments of a tool call as JSON text. They may be an object or JSON text, complete or cut
+    off."""
     if not isinstance(value, str | dict):
         raise PydanticCustomError("arguments_type", "it has to be a text that holds a JSON object")
     try:
@@ -142,7 +145,7 @@ def check_tool_count(value: Any) -> Any:
 
 
 def _words(value: dict[str, Any]) -> dict[str, Any]:
-    """Check variables for a chat template."""
+    """Return the variables for a chat template, after checking their number, names and size."""
     if len(value) > WORDS_MAX:
         raise PydanticCustomError("words", f"it holds {len(value)} names; at most {WORDS_MAX} are taken")
     for name in value:
@@ -154,8 +157,8 @@ def _words(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tool_choice(value: Any) -> Any:
-    """Return a tool choice: a word, or an object that names functions, in the form of a chat or of the
-    Responses API."""
+    """Return the parsed value of `tool_choice`: a word, or an object that names functions. Objects may have
+    the format of a chat or of the Responses API."""
     if value in ("none", "auto", "required") or isinstance(value, ForcedTool | AllowedTools):
         return value
     if isinstance(value, str):
@@ -192,7 +195,7 @@ def _nothing(value: Any) -> Any:
 
 
 def schema_object(value: Any) -> Any:
-    """Return a JSON schema as an object. It may come as JSON text."""
+    """Return a JSON schema as an object. The value may also be JSON text."""
     if isinstance(value, str):
         try:
             value = read_json(value)
@@ -230,7 +233,7 @@ def check_bias_count(value: Any) -> Any:
 
 
 def check_message_count(value: Any) -> Any:
-    """Check the number of messages before any of them is validated."""
+    """Return the messages, after checking their number. It runs before any message is validated."""
     if isinstance(value, list) and len(value) > MESSAGES_MAX:
         raise PydanticCustomError(
             "messages", f"it holds {len(value)} messages; at most {MESSAGES_MAX} are taken"
@@ -239,21 +242,23 @@ def check_message_count(value: Any) -> Any:
 
 
 OPTIONS: Final = "x-guidance"
-"""Keyword of a schema that holds reading options of the grammar library. Only Baton may set it."""
+"""Keyword in a JSON schema that holds options of the grammar library (llguidance). Only Baton may set it."""
 
 
 def none_if_false(value: Any) -> Any:
-    """Return None for `false`, which SGLang's clients send for no log-probabilities."""
+    """Return None for `false`, which SGLang's clients send if they want no log-probabilities."""
     return None if value is False else value
 
 
 def _whole(value: Any) -> Any:
-    """Return `4.0` as 4: some languages have only one kind of number."""
+    """Return a number without a fraction as an integer, such as `4.0` as 4. Some languages have only one kind
+    of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def shown_as(schema: dict[str, Any]) -> WithJsonSchema:
-    """Return the schema that `/openapi.json` shows for a value that a function validates."""
+    """Return an annotation with the JSON schema that `/openapi.json` shows for a field validated by a
+    function."""
     return WithJsonSchema(schema, mode="validation")
 
 
@@ -287,7 +292,7 @@ RequestId = Annotated[
 ]
 TokenId = Annotated[Whole, Field(ge=0)]
 Logprobs = Annotated[Whole, Field(ge=-1, le=LOGPROBS_MAX)]
-"""Number of alternatives; -1: all tokens of the vocabulary."""
+"""Type of a field with the number of alternative tokens to return; -1: all tokens of the vocabulary."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
 StopStrings = Annotated[list[StopString], Field(max_length=STOP_STRINGS_MAX)]
 Stop = Annotated[
@@ -330,22 +335,22 @@ Prompts = Annotated[
 Nothing = Annotated[Any, AfterValidator(_nothing), shown_as({"enum": [None, [], {}]})]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Words = Annotated[dict[str, Any], AfterValidator(_words)]
-"""Variables for a chat template."""
+"""Type of `chat_template_kwargs`: further variables for the chat template, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedTool:
-    """The tool that the answer has to call."""
+    """Parsed `tool_choice` that names the one tool which the answer has to call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """Tools that the answer may call, or of which it has to call one."""
+    """Parsed `tool_choice` that lists the tools which the answer may call, or of which it has to call one."""
 
     mode: str
-    """`auto` or `required`."""
+    """`auto`: a tool call is optional. `required`: the answer has to call one of the tools."""
     names: tuple[str, ...]
 
 

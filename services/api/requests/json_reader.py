@@ -1,4 +1,4 @@
-"""Reads callers' JSON, to a bounded depth."""
+"""Reader of JSON texts from clients, with a limit on their depth."""
 
 import json
 from typing import Any, Final
@@ -6,19 +6,19 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 LEVELS_MAX: Final = 240
-"""Most nested lists and objects: enough for a schema of 100 nested objects. Answers that repeat parts of a
-request are written by a library that allows 255."""
+"""Most levels of nested lists and objects: enough for a JSON schema of 100 nested objects. Responses that
+repeat parts of a request are written by a library that allows 255."""
 
 
 class TooDeep(ValueError):
-    """Lists and objects are nested beyond the bound."""
+    """Error: a JSON text has more than LEVELS_MAX levels of nested lists and objects."""
 
     def __init__(self) -> None:
         super().__init__(f"it is nested more than {LEVELS_MAX} levels deep")
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError, and its subclass TooDeep."""
+    """Return the value of a JSON text. Raises ValueError if it is invalid, and TooDeep, a subclass of it."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:

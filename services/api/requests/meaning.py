@@ -1,4 +1,4 @@
-"""What a generation request means: one value, read from its body once, which all later steps take.
+"""The parsed options of a generation request, read from its body once and used by all later steps.
 
 Pure.
 """
@@ -16,39 +16,40 @@ class OfferedTool:
     """Path of the tool in the request, such as `tools[0]`."""
     name: str
     parameters: Mapping[str, Any]
-    """JSON schema of its arguments. Empty: the tool has none."""
+    """JSON schema of the tool's arguments. Empty: the request gives none."""
     is_strict: bool
-    """Whether its arguments have to match the schema."""
+    """Whether the arguments of a call have to match the schema."""
     template: Mapping[str, Any]
-    """The tool as chat templates take it."""
+    """Definition of the tool in the format that chat templates take."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """Which tools a request offers, and how they may be called."""
+    """Tools that a request offers, and how the model may call them."""
 
     offered: tuple[OfferedTool, ...] = ()
     is_forced: bool = False
-    """Whether the answer has to call a tool."""
+    """Whether the answer has to contain a tool call."""
     forced_name: str | None = None
-    """The only tool that may be called, if the request names one."""
+    """Name of the only tool that may be called. None: the request names no such tool."""
     are_parallel: bool = True
-    """Whether one answer may hold several calls."""
+    """Whether one answer may contain several tool calls."""
 
     @property
     def callable(self) -> Sequence[OfferedTool]:
-        """The tools that an answer may call."""
+        """Tools that the answer may call."""
         if self.forced_name is None:
             return self.offered
         return [tool for tool in self.offered if tool.name == self.forced_name]
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """JSON schemas of the arguments, by the name of the tool."""
+        """JSON schemas of the tools' arguments, by tool name."""
         return {tool.name: tool.parameters for tool in self.offered}
 
     def are_constrained(self, *, with_format: bool) -> bool:
-        """Whether a grammar describes the calls. `with_format`: the answer's text is constrained, too."""
+        """Return whether a grammar constrains the tool calls. `with_format`: whether the text of the answer
+        is constrained, too."""
         return self.is_forced or (
             bool(self.offered) and (with_format or any(tool.is_strict for tool in self.offered))
         )
@@ -56,54 +57,55 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """How a request wants the model's reasoning."""
+    """How a request wants the model's reasoning to be returned."""
 
     is_parsed: bool = True
-    """Whether it is separated from the answer's text."""
+    """Whether reasoning is separated from the text of the answer."""
     is_shown: bool = True
-    """Whether the answer has it."""
+    """Whether the response includes the reasoning."""
     is_streamed: bool = True
-    """Whether a stream has it as it grows. Else it comes at once, when it has ended."""
+    """Whether a stream sends reasoning while it is generated. Otherwise it is sent in one piece when it has
+    ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a generation request asks for, with the names of the parameters to blame.
+    """Parsed options of a generation request, with the names of the fields that set them, for error messages.
 
-    Only what depends on neither the model nor the running stack is here. The request builder resolves the
-    rest.
+    They depend neither on the model nor on the running workers. The request builder resolves the rest.
     """
 
     prompt_param: str
     max_tokens: int | None
-    """Most output tokens, or None if the caller names no number."""
+    """Most output tokens of each choice. None: the client sets no limit."""
     max_tokens_param: str
     default_tokens: int | None
-    """Output tokens if the caller names no number. None: as many as fit."""
+    """Most output tokens of each choice if the client sets no limit. None: as many as fit."""
     top_logprobs: int | None
-    """Alternatives shown with each output token. None: no log-probabilities; -1: all tokens."""
+    """Number of alternative tokens returned with each output token. None: no log-probabilities; -1: all
+    tokens."""
     top_logprobs_param: str
     clips: bool = False
-    """Whether `max_tokens` is lowered to what fits, instead of an error."""
+    """Whether a `max_tokens` that does not fit is lowered to what fits, instead of refused."""
     choices: int = 1
-    """Choices that are returned for each prompt."""
+    """Number of choices that are returned for each prompt."""
     drawn: int = 1
-    """Choices that are drawn for each prompt."""
+    """Number of choices that are generated for each prompt. The best of them are returned."""
     tools: ToolOptions = field(default_factory=ToolOptions)
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     continued: str | None = None
-    """Text of the last message, if the answer continues it."""
+    """Text of the last message, if the answer continues that message. Otherwise None."""
     shows_prompt: bool = False
-    """Whether answers show the prompt: its text, or the log-probabilities of its tokens."""
+    """Whether the response includes the prompt: its text, or the log-probabilities of its tokens."""
     stop: Sequence[str] = ()
-    """Strings that end the answer."""
+    """Stop strings. Each of them ends the answer."""
     includes_stop: bool = False
-    """Whether the text includes the stop string that ended it."""
+    """Whether the text of the answer includes the stop string that ended it."""
     has_stop_ids: bool = False
-    """Whether the caller gave token ids that end the answer."""
+    """Whether the client gave stop token ids."""
     skips_special: bool = True
-    """Whether special tokens are left out of the text."""
+    """Whether special tokens are left out of the text of the answer."""
     usage_at_end: bool = False
-    """Whether a stream ends with the usage."""
+    """Whether a stream ends with a chunk that reports token usage."""
     usage_so_far: bool = False
-    """Whether each chunk of a stream has the usage so far."""
+    """Whether each chunk of a stream reports the token usage so far."""

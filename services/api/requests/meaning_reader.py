@@ -1,4 +1,5 @@
-"""Reads the meaning of a generation request from its body, and finds contradictions between its fields."""
+"""Functions that read the options of a generation request from its body, and check for contradicting
+fields."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,21 +11,21 @@ from baton.api.requests.schemas import ChatRequest, CompletionRequest, Generatio
 
 
 def check_model(name: str | None, names: Sequence[str]) -> None:
-    """Raise ApiError (404) unless `name`, if given, is one of the served model's."""
+    """Raise ApiError (404) if `name` is given and is not one of the served model's `names`."""
     if name is not None and name not in names:
         raise unknown_model(name)
 
 
 def request_id_of(body: GenerationRequest) -> str | None:
-    """Return the request id that the body gives. Raises ApiError for two."""
+    """Return the request id that the body gives, or None. Raises ApiError if its two fields for it differ."""
     if body.rid is not None and body.request_id is not None and body.rid != body.request_id:
         raise invalid("rid", "'rid' and 'request_id' differ; give one of them.")
     return body.request_id or body.rid
 
 
 def chat_meaning(body: ChatRequest, *, clips: bool = False) -> Meaning:
-    """Return the meaning of a chat. `clips`: lower `max_tokens` to what fits. Raises ApiError for fields that
-    contradict each other."""
+    """Return the parsed options of a chat. `clips`: lower `max_tokens` to what fits. Raises ApiError if
+    fields contradict each other."""
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     both = body.max_tokens, body.max_completion_tokens
@@ -53,7 +54,7 @@ def chat_meaning(body: ChatRequest, *, clips: bool = False) -> Meaning:
 
 
 def completion_meaning(body: CompletionRequest) -> Meaning:
-    """Return the meaning of a completion. Raises ApiError for fields that contradict each other."""
+    """Return the parsed options of a text completion. Raises ApiError if fields contradict each other."""
     given = "max_tokens" in body.model_fields_set
     if body.max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "'max_tokens' is 0, which only 'echo' leaves anything to answer.")
@@ -72,7 +73,7 @@ def completion_meaning(body: CompletionRequest) -> Meaning:
 
 
 def _with_shared_fields(meaning: Meaning, body: ChatRequest | CompletionRequest) -> Meaning:
-    """Return `meaning` with the fields that chats and completions share."""
+    """Return `meaning` with the options that chats and text completions have in common."""
     options = body.stream_options
     return replace(
         meaning,
@@ -89,9 +90,9 @@ def _with_shared_fields(meaning: Meaning, body: ChatRequest | CompletionRequest)
 
 
 def chat_tools(body: ChatRequest) -> ToolOptions:
-    """Return which tools a chat offers, and how they may be called.
+    """Return the tools that a chat offers, and how the model may call them.
 
-    Raises ApiError for a tool named twice, and for a choice that names none of the tools.
+    Raises ApiError if two tools have the same name, or if `tool_choice` names a tool that is not offered.
     """
     choice = body.tool_choice
     names = check_tools(body.tools)
@@ -123,7 +124,7 @@ def chat_tools(body: ChatRequest) -> ToolOptions:
 
 
 def check_tools(tools: Sequence[Tool]) -> set[str]:
-    """Return the names of the tools. Raises ApiError for a name that two tools have."""
+    """Return the names of the tools. Raises ApiError if two tools have the same name."""
     names: set[str] = set()
     for index, tool in enumerate(tools):
         name = tool.function.name
@@ -135,7 +136,7 @@ def check_tools(tools: Sequence[Tool]) -> set[str]:
 
 
 def offered_tools(tools: Sequence[Tool]) -> tuple[OfferedTool, ...]:
-    """Return the tools of a request, all of which may be called."""
+    """Return all tools of a request as `OfferedTool`s, whatever its `tool_choice`."""
     return tuple(
         OfferedTool(
             param=f"tools[{index}]",
@@ -156,7 +157,8 @@ def _no_such_tool(name: str) -> ApiError:
 
 
 def _check_reasoning(body: ChatRequest) -> None:
-    """Raise ApiError for two efforts, and for an effort of what is switched off."""
+    """Raise ApiError if the request gives two different reasoning efforts, or an effort that contradicts
+    whether reasoning is enabled."""
     if body.reasoning_effort is None and "reasoning" not in body.model_fields_set:
         return
     efforts = {body.reasoning_effort, body.reasoning.effort, body.reasoning.reasoning_effort} - {None}

@@ -1,11 +1,11 @@
-"""Converts what any API answered into chat messages, so that every API accepts it as history
-(`given-is-taken`).
+"""Conversion of conversations in any API's format into chat messages. So each API accepts the answers of the
+others as history (`given-is-taken`).
 
     Responses   items: message, reasoning, function_call, function_call_output
     Anthropic   a message of blocks: text, thinking, redacted_thinking, tool_use
     chats       a message, also as other servers and client libraries write it
 
-Each element of a conversation becomes one chat message, so that it has the same index in the caller's list.
+Each element of a conversation becomes one chat message, so that it keeps its index in the client's list.
 
 Pure.
 """
@@ -25,7 +25,7 @@ TEXT_PARTS: Final[Mapping[str, str]] = {
     "output_text": "text",
     "refusal": "refusal",
 }
-"""Field with the text, by the type of a text part."""
+"""Name of the field that contains the text, by type of a text part."""
 REASONING_PARTS: Final[Mapping[str, str]] = {
     "thinking": "thinking",
     "reasoning_text": "text",
@@ -34,36 +34,37 @@ REASONING_PARTS: Final[Mapping[str, str]] = {
     "reasoning.summary": "summary",
     "reasoning": "text",
 }
-"""Field with the text, by the type of a reasoning part, of several servers."""
+"""Name of the field that contains the text, by type of a reasoning part. The types are those of several
+servers."""
 HIDDEN_PARTS: Final = frozenset({"redacted_thinking", "reasoning.encrypted"})
-"""Types of reasoning parts that only their author can read. They are left out."""
+"""Types of encrypted reasoning parts, which only the server that made them can read. They are left out."""
 CALL_PART: Final = "tool_use"
 OTHER_PARTS: Final = REASONING_PARTS.keys() | HIDDEN_PARTS | {CALL_PART}
 ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning"})
-"""Types of items of the Responses API that have no role."""
+"""Types of Responses API items that have no role."""
 ENVELOPE: Final = frozenset(
     {"id", "type", "status", "phase", "object", "created", "model", "usage", "index", "logprobs"}
     | {"finish_reason", "stop_reason", "stop_sequence", "stop_details", "container", "context_management"}
 )
-"""Fields of an answer that describe the answer itself."""
+"""Fields of a response that describe the response itself and not its content, such as `id` and `usage`."""
 PASSED_OVER: Final = frozenset(
     {"annotations", "citations", "extra_content", "provider_specific_fields", "cache_control"}
     | {"additional_kwargs", "response_metadata", "token_ids", "stop_reason"}
 )
-"""Fields that clients copy from answers in addition to the content: sources, signatures, data of other
-platforms."""
+"""Fields that clients copy from responses in addition to the content, and that are ignored: sources,
+signatures, data of other platforms."""
 REASONING_LISTS: Final = ("reasoning_details", "thinking_blocks")
-"""Fields with reasoning in parts, as OpenRouter and LiteLLM have it."""
+"""Message fields that contain reasoning as a list of parts, as OpenRouter and LiteLLM write it."""
 REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 CALL_EXTRAS: Final = frozenset({"extra_content", "provider_specific_fields", "thought_signature", "caller"})
 ASSISTANT: Final = "assistant"
 
 
 def chat_message(value: Any, known: frozenset[str]) -> Any:
-    """Return one element of a conversation as a chat message. An element that is no API's answer stays as
-    it is.
+    """Return one element of a conversation, in any API's format, as a chat message. A value that is not an
+    object is returned unchanged.
 
-    `known`: the fields of a chat message. Empty fields with other names are left out.
+    `known`: names of a chat message's fields. Empty fields with other names are left out.
     """
     if not isinstance(value, dict):
         return value
@@ -93,9 +94,10 @@ def chat_message(value: Any, known: frozenset[str]) -> Any:
 
 
 def is_foreign(value: Mapping[str, Any], kinds: frozenset[str]) -> bool:
-    """Whether an element of Anthropic's or of the Responses API is written as another API has it.
+    """Return whether an element of a conversation, sent to Anthropic's or the Responses API, has another
+    API's format.
 
-    `kinds`: types of the content parts that the API itself accepts.
+    `kinds`: types of the content parts that the called API itself accepts.
     """
     if value.get("role") is None:
         return _kind(value) in ITEMS
@@ -114,7 +116,8 @@ def is_foreign(value: Mapping[str, Any], kinds: frozenset[str]) -> bool:
 
 
 def without_envelope(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return an assistant's message of an API without the fields that describe the answer itself."""
+    """Return an assistant's message without fields that describe the response it came from. `known`: names of
+    the fields that stay in any case."""
     return {
         name: each
         for name, each in value.items()
@@ -124,13 +127,14 @@ def without_envelope(value: Mapping[str, Any], known: frozenset[str]) -> dict[st
 
 
 def text_part(part: Mapping[str, Any]) -> Any:
-    """Return the text of a content part, or None if it is no text part."""
+    """Return the text of a content part, or None if it is not a text part."""
     kind = _kind(part)
     return None if kind not in TEXT_PARTS else part.get(TEXT_PARTS[kind])
 
 
 def read_content(value: Any) -> Any:
-    """Return the text of a text, or the texts of a list of text parts of any API."""
+    """Return a message's content, which is a text or a list of text parts in any API's format. A list becomes
+    the list of the parts' texts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -149,7 +153,7 @@ def read_content(value: Any) -> Any:
 
 
 class TextPart(BaseModel):
-    """A text part of a message's content. Other fields of it are ignored."""
+    """A text part of a message's content. Other fields of the part are ignored."""
 
     type: Literal["text"]
     text: str
@@ -158,11 +162,11 @@ class TextPart(BaseModel):
 Content = Annotated[
     str | list[str], BeforeValidator(read_content, json_schema_input_type=str | list[TextPart])
 ]
-"""Content of a message: a text, or the texts of its parts."""
+"""Type of a message's content: a text, or the list of its parts' texts."""
 
 
 def _own_fields(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return a message that is no answer, without an item's own fields and without empty fields that
+    """Return a message that is not the assistant's, without ignored fields and without empty fields that
     clients add."""
     item = value.get("type") == "message"
     empty = ENVELOPE | PASSED_OVER | set(REASONING_LISTS) | set(REASONING)
@@ -179,7 +183,7 @@ def _own_fields(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, An
 
 
 def _take_parts(message: dict[str, Any]) -> None:
-    """Move reasoning and calls from the parts of a content to the message's own fields."""
+    """Move reasoning and tool calls from the parts of a message's content to the message's own fields."""
     content = message.get("content")
     if not isinstance(content, list):
         return
@@ -197,7 +201,8 @@ def _take_parts(message: dict[str, Any]) -> None:
 
 
 def _take_reasoning(message: dict[str, Any]) -> None:
-    """Move reasoning, by any of its names and from any of its lists, to `reasoning_content`."""
+    """Move a message's reasoning to `reasoning_content`, from the other names and lists in which servers
+    write it."""
     lists = [message.pop(name, None) for name in REASONING_LISTS]
     other = message.pop("thinking", None)
     if message.get("reasoning_content") or message.get("reasoning"):
@@ -210,7 +215,7 @@ def _take_reasoning(message: dict[str, Any]) -> None:
 
 
 def _used(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an Anthropic block as a call."""
+    """Return an Anthropic `tool_use` block as a tool call of a chat message."""
     function = {"name": part.get("name"), "arguments": part.get("input")}
     return {"id": part.get("id"), "type": "function", "function": function}
 
@@ -225,7 +230,8 @@ def _call_item(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(parts: Any, kinds: Mapping[str, str]) -> str:
-    """Return the joined texts of the parts that have one of these types."""
+    """Return the texts of all parts of certain types as one string. `kinds`: name of the text field, by
+    type."""
     texts = (
         part.get(kinds[part["type"]])
         for part in (parts if isinstance(parts, Sequence) and not isinstance(parts, str) else ())
@@ -235,7 +241,7 @@ def _joined(parts: Any, kinds: Mapping[str, str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return the type of an item, a block or a part; "" if it has none."""
+    """Return the `type` of an item, a block or a content part; "" if it has none."""
     kind = value.get("type") if isinstance(value, dict) else None
     return kind if isinstance(kind, str) else ""
 

@@ -1,6 +1,6 @@
-"""Builds the requests for the workers, and refuses what the model or the running stack cannot serve.
+"""Construction of the requests for the workers, with checks of what the model and the workers can serve.
 
-Everything is checked here before anything enters the pipeline (`rejected-stays-out`). Every default is
+Everything is checked here, before a request enters any queue (`rejected-stays-out`). Every default is
 resolved, so that any worker, and any later attempt, computes the same tokens.
 """
 
@@ -24,10 +24,10 @@ from baton.rooms.request import Grammar, Request, Sampling
 from baton.rooms.trace import TraceContext
 
 FEW_LOGPROBS: Final = 256
-"""Log-probabilities of a token up to which only the context bounds their number."""
+"""Log-probabilities per token up to which the context alone limits how many a response may have."""
 SHOWN_LOGPROBS_MAX: Final = 2**20
-"""Most log-probabilities of one request's answers, if there are more of each token. Their JSON takes some
-hundred megabytes."""
+"""Most log-probabilities in the response to one request, if it asks for more than FEW_LOGPROBS per token. As
+JSON they take some hundred megabytes."""
 GREEDY_BELOW: Final = 1e-5
 """Temperature below which sampling is greedy, as in vLLM: dividing by it would overflow."""
 SEEDS: Final = 2**64
@@ -35,14 +35,14 @@ SEEDS: Final = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a deployment allows any request to ask for."""
+    """Limits and rules that a deployment sets for every request."""
 
     clips: bool = False
-    """Whether `max_tokens` is lowered to what fits, for every request."""
+    """Whether a `max_tokens` that does not fit is lowered to what fits, for every request."""
     logprobs_max: int = ALL
-    """Most alternatives shown with a token; -1: any number."""
+    """Most alternative tokens returned with each token; -1: any number."""
     priority_min: int = 0
-    """Lowest priority class that a request may name."""
+    """Lowest priority class that a request may name. Requests of a lower class are served first."""
 
 
 UNBOUND: Final = Bounds()
@@ -62,11 +62,11 @@ def admit(
     tenant: bytes = b"",
     bounds: Bounds = UNBOUND,
 ) -> list[Request]:
-    """Return one request for each prompt, in order, with an id of its own.
+    """Return the requests for the workers: one for each prompt, in order, with an id of its own.
 
-    Without a seed of the caller's, each has its own: a draw depends on seed and position alone, and equal
-    prompts may get different answers. Choice i of a prompt is drawn like a request with its seed plus i.
-    Raises ApiError.
+    If the client gives no seed, each prompt gets a random one, because a draw depends only on seed and
+    position. Equal prompts may then get different answers. Choice i of a prompt is drawn like a request with
+    the prompt's seed plus i. Raises ApiError.
     """
     _check_fields(body, meaning, model, bounds)
     top, scored_param = _prompt_alternatives(body, meaning, prompts, model.vocabulary, bounds)
@@ -111,7 +111,7 @@ def admit(
 
 
 def _check_fields(body: GenerationRequest, meaning: Meaning, model: ModelDefaults, bounds: Bounds) -> None:
-    """Raise ApiError for fields that contradict each other, the model or the deployment."""
+    """Raise ApiError if fields contradict each other, the model, or the rules of the deployment."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
     if body.priority < bounds.priority_min:
@@ -131,8 +131,8 @@ def _prompt_alternatives(
     vocabulary: int,
     bounds: Bounds,
 ) -> tuple[int | None, str]:
-    """Return the alternatives of each token of a prompt, or None, and the field that asks for them. Raises
-    ApiError."""
+    """Return the number of alternatives to report for each prompt token, and the field that asks for them.
+    None: the prompt is not scored. Raises ApiError."""
     top, param = scored(body) if meaning.shows_prompt else (None, "")
     if top is None:
         return None, ""
@@ -143,15 +143,16 @@ def _prompt_alternatives(
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Choices that are drawn for each prompt."""
+    """Number of choices that are generated for each prompt, and the field that sets it."""
 
     drawn: int
     param: str
-    """Parameter by which the caller asked for them."""
+    """Name of the request field that sets the number: `n` or `best_of`."""
 
 
 def _choices(body: GenerationRequest, meaning: Meaning, prompts: int) -> _Choices:
-    """Return the number of choices. Raises ApiError."""
+    """Return the number of choices to generate for each prompt. `prompts`: number of prompts. Raises
+    ApiError."""
     drawn = meaning.drawn
     if drawn < body.n:
         why = f"'best_of' is {drawn}, and 'n' is {body.n}: at least as many are drawn as are given."
@@ -167,7 +168,8 @@ def _choices(body: GenerationRequest, meaning: Meaning, prompts: int) -> _Choice
 
 
 def _check_whole(choices: _Choices, scored_param: str) -> None:
-    """Raise ApiError for what needs a prompt in parts. `scored_param`: field that asks for prompt scores."""
+    """Raise ApiError for options that need a prompt computed in parts, with an engine that computes it as a
+    whole. `scored_param`: field that asks for log-probabilities of the prompt."""
     why = "the engine that serves this model computes a prompt as a whole"
     if choices.drawn > 1:
         raise invalid(choices.param, f"'{choices.param}' is {choices.drawn}, and {why}: one answer is drawn.")
@@ -180,7 +182,7 @@ def _may_come(id_: int, body: GenerationRequest) -> bool:
 
 
 def truncated(tokens: list[int], body: GenerationRequest, meaning: Meaning, limits: Limits) -> list[int]:
-    """Return a prompt, shortened as `body` asks. Raises ApiError."""
+    """Return the tokens of a prompt, shortened as `truncate_prompt_tokens` asks. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most is None:
         return tokens
@@ -216,8 +218,8 @@ def _sampling(body: GenerationRequest, meaning: Meaning, model: ModelDefaults, b
 
 
 def _top_logprobs(meaning: Meaning, vocabulary: int, bounds: Bounds) -> int | None:
-    """Return the alternatives of each token. The best choices are found by log-probabilities, which takes
-    0."""
+    """Return the number of alternatives to report for each output token. None: no log-probabilities. It is 0
+    if they only serve to find the best choices."""
     if meaning.top_logprobs is None:
         return 0 if meaning.drawn > meaning.choices else None
     return alternatives(meaning.top_logprobs, meaning.top_logprobs_param, vocabulary, bounds.logprobs_max)
@@ -231,8 +233,8 @@ def _check_output(
     max_tokens: int,
     answers: int,
 ) -> None:
-    """Raise ApiError if `min_tokens` does not fit, or for more log-probabilities than one request may show.
-    `answers`: number of all choices, each of `max_tokens`."""
+    """Raise ApiError if `min_tokens` does not fit, or if a request asks for too many log-probabilities.
+    `answers`: number of all choices, each of up to `max_tokens` tokens."""
     if body.min_tokens > max_tokens:
         may_come = counted(max_tokens, "token")
         raise invalid("min_tokens", f"'min_tokens' is more than the {may_come} that may come.")
@@ -252,8 +254,8 @@ def _max_tokens(
 ) -> int:
     """Return the most output tokens of each choice. No memory is reserved for them.
 
-    If the caller names no number, it is what fits a worker that is available now, if one can hold the prompt.
-    Raises ApiError if the prompt or that many tokens do not fit.
+    If the client sets no limit, it is what fits a worker that is available now, if such a worker can hold the
+    prompt. Raises ApiError if the prompt or the requested number of tokens does not fit.
     """
     room = _room(param, prompt_tokens, limits)
     each = min(room, _room_of_each(prompt_tokens, choices.drawn, limits.sequence_tokens, limits))
@@ -290,8 +292,8 @@ def _too_many(choices: _Choices, prompt_tokens: int, max_tokens: int, each: int,
 
 
 def _room_of_each(prompt_tokens: int, choices: int, sequence_tokens: int, limits: Limits) -> int:
-    """Return the output tokens of each of several choices that share a cache of `sequence_tokens` positions.
-    0: the size is not known."""
+    """Return how many output tokens fit for each of several choices, which share a cache of `sequence_tokens`
+    positions. If that size is not known (0), return the context's length."""
     if not sequence_tokens:
         return limits.context_tokens
     if choices == 1:
@@ -302,7 +304,7 @@ def _room_of_each(prompt_tokens: int, choices: int, sequence_tokens: int, limits
 
 
 def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
-    """Return the output tokens that fit after the prompt, at least 1. Raises ApiError if none fits."""
+    """Return how many output tokens fit after the prompt, at least 1. Raises ApiError if none fits."""
     if prompt_tokens == 0:
         raise invalid(param, f"'{param}' holds no tokens; there is nothing to continue.")
     room, context = limits.context_tokens - prompt_tokens, limits.context_tokens
@@ -324,5 +326,6 @@ def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
 
 
 def _output_tokens(prompt_tokens: int, sequence_tokens: int) -> int:
-    """Return the output tokens that fit a cache. The last one's KV is never stored."""
+    """Return how many output tokens fit a cache of `sequence_tokens` positions after the prompt. The last
+    token's KV is never stored."""
     return sequence_tokens - prompt_tokens + 1

@@ -1,7 +1,7 @@
-"""Sampling parameters for requests that do not set them.
+"""Default sampling parameters for requests that do not set them.
 
-They come from the model's `generation_config.json`, unless `--generation-config` rules that out. A field
-that a request sets has the request's value, whatever the others are.
+They come from the model's `generation_config.json`, unless `--generation-config` excludes that file. A field
+that a request sets always has the request's value.
 """
 
 from pathlib import Path
@@ -16,8 +16,8 @@ FIELDS: Final = frozenset(RecommendedSampling.model_fields)
 
 
 def recommended(model_dir: Path) -> RecommendedSampling:
-    """Return what the model in `model_dir` recommends. Raises ModelUnreadable for a value that no request
-    may have.
+    """Return the sampling parameters that the `generation_config.json` in `model_dir` recommends. Raises
+    ModelUnreadable for a value that no request may have.
 
     As in vLLM and SGLang, `do_sample` is ignored: users ask for greedy sampling by a temperature.
     """
@@ -33,11 +33,12 @@ def recommended(model_dir: Path) -> RecommendedSampling:
 
 
 def sampling_fields_of(body: RecommendedSampling, defaults: RecommendedSampling) -> RecommendedSampling:
-    """Return the sampling parameters of `body`, with `defaults` for those that it does not set."""
+    """Return the sampling parameters of a request. `defaults`: values for those that the request does not
+    set."""
     given = {name: getattr(body, name) for name in FIELDS & body.model_fields_set}
     return defaults.model_copy(update=given) if given else defaults
 
 
 def differing(recommended: RecommendedSampling) -> dict[str, Any]:
-    """Return the parameters that differ from those of a model without recommendations."""
+    """Return the recommended parameters, by name, that differ from Baton's own defaults."""
     return recommended.model_dump(exclude_defaults=True)

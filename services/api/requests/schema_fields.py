@@ -1,4 +1,4 @@
-"""Names of the fields of a body's objects, by the objects' paths."""
+"""Field names of the JSON objects in a request body, by path of the object."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 @cache
 def fields_of(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the fields of each object in a body of this schema, by its path, for
-    `validation_errors`. Objects that may have any fields are left out."""
+    """Return the field names of each object in a body of this schema, by path of the object.
+    `validation_errors` uses them. Objects that may have any fields are left out."""
     known: dict[str, tuple[str, ...]] = {}
     for path, each in _within(schema, ""):
         known[path] = (*known.get(path, ()), *names_of(each))
@@ -18,7 +18,7 @@ def fields_of(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
 
 
 def _within(schema: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the schema and all schemas of its fields, each with its path."""
+    """Yield a schema and, recursively, the schemas of its fields. Each comes with its path."""
     yield path, schema
     for name, field in schema.model_fields.items():
         here = f"{path}.{field.alias or name}".lstrip(".")
@@ -35,5 +35,5 @@ def _schemas_of(annotation: Any, path: str) -> Iterator[tuple[str, type[BaseMode
 
 
 def names_of(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Return the names of a schema's fields, as callers write them."""
+    """Return the names of a schema's fields, as clients write them."""
     return tuple(field.alias or name for name, field in schema.model_fields.items())

@@ -1,7 +1,7 @@
-"""Schemas of request bodies: fields, and the values that each may take by itself.
+"""Schemas of request bodies: their fields, and the values that each field may have by itself.
 
-What depends on the model or the running stack is checked by `request_builder`. Unknown fields are errors: a
-misspelt parameter must not be served as if it had been understood.
+`request_builder` checks what depends on the model or on the running workers. Unknown fields are errors: a
+misspelt parameter must not be ignored silently.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -71,16 +71,17 @@ def _bounded(tool: "Tool") -> "Tool":
 
 
 class Shape(BaseModel):
-    """Base of all schemas. Strict: no unknown fields, no conversions between types."""
+    """Base class of all schemas of request bodies. Strict: no unknown fields, no conversions between
+    types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     unserved: ClassVar[UnsupportedFields] = OPENAI_UNSUPPORTED
-    """Fields of the schema's API that are ignored or refused."""
+    """Fields of the schema's API that Baton ignores or refuses."""
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, value: Any) -> Any:
-        """Return the object without nulls, which mean absent."""
+        """Return the object without its null fields. A null means that the field is absent."""
         if not isinstance(value, dict):
             return value
         if len(value) > FIELDS_MAX:
@@ -94,21 +95,22 @@ class CalledFunction(Shape):
         str, BeforeValidator(call_arguments, json_schema_input_type=str | dict[str, Any])
     ] = "{}"
     parsed_arguments: Any = None
-    """The arguments as OpenAI's client parsed them. It sends them back."""
+    """The arguments as OpenAI's client library parsed them. The library sends them back, and Baton ignores
+    them."""
 
 
 class ToolCallParam(Shape):
-    """A tool call of an assistant's message."""
+    """A tool call in a message of the assistant."""
 
     id: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    """Index of the call in a stream."""
+    """Index of the tool call in the stream that it came from."""
 
 
 class Message(Shape):
-    """One message. `chat_messages` checks what a role needs and may have."""
+    """One message of a chat. `chat_messages` checks which fields its role needs and may have."""
 
     role: Annotated[str, AfterValidator(role_name), shown_as({"type": "string", "enum": [*ROLES]})]
     content: Content | None = None
@@ -117,15 +119,16 @@ class Message(Shape):
         default_factory=list
     )
     tool_call_id: Annotated[str, StringConstraints(max_length=CALL_ID_CHARS_MAX)] | None = None
-    """Id of the call that a tool's message answers."""
+    """Id of the tool call whose result this message is, for the role `tool`."""
     reasoning_content: str | None = None
-    """Reasoning of an assistant's message."""
+    """The model's reasoning, in a message of the assistant."""
     reasoning: str | None = None
-    """The same, by another name."""
+    """The same as `reasoning_content`, by another name."""
     parsed: Any = None
-    """The content as OpenAI's client parsed it. It sends it back."""
+    """The content as OpenAI's client library parsed it. The library sends it back, and Baton ignores it."""
     refusal: Nothing = None
-    """This field and the next ones are empty in answers that clients send back unchanged."""
+    """Field that has to be empty, like the next ones. They are empty in answers that clients send back
+    unchanged."""
     annotations: Nothing = None
     audio: Nothing = None
     function_call: Nothing = None
@@ -134,9 +137,9 @@ class Message(Shape):
 class StreamOptions(Shape):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """With `include_usage`: usage in each event, as in vLLM."""
+    """Whether each event of a stream reports token usage, as in vLLM. It needs `include_usage`."""
     include_obfuscation: bool = False
-    """Padding against traffic analysis, which is never added here."""
+    """Whether to add padding against traffic analysis. Baton accepts the field and never adds any."""
 
 
 class Function(Shape):
@@ -152,7 +155,7 @@ class Tool(Shape):
     type: Literal["function"]
     function: Function
     strict: bool | None = None
-    """The function's `strict`, where the Responses API and some clients write it."""
+    """The same as `function.strict`. The Responses API and some clients write it here."""
 
     @model_validator(mode="after")
     def _strict_function(self) -> "Tool":
@@ -163,12 +166,12 @@ class Tool(Shape):
 
 
 def reasoning_of(message: Message) -> str | None:
-    """Return the reasoning of an assistant's message, by either of its names."""
+    """Return the reasoning of an assistant's message, from whichever of its two fields has it."""
     return message.reasoning_content if message.reasoning is None else message.reasoning
 
 
 def read_message(value: Any) -> Any:
-    """Return one element of any API's conversation as a chat message."""
+    """Return one element of a conversation, in any API's format, as a chat message."""
     return chat_message(value, MESSAGE_FIELDS)
 
 
@@ -189,7 +192,8 @@ Choices = Annotated[list[str], FailFast(), Field(min_length=1)]
 
 
 class NamedSchema(Shape):
-    """Value of `response_format.json_schema`. Answers follow it whether it is `strict` or not."""
+    """Value of `response_format.json_schema`. The answer follows the schema, whether it is `strict` or
+    not."""
 
     schema_: JsonSchema = Field(alias="schema")
     name: str | None = None
@@ -198,21 +202,21 @@ class NamedSchema(Shape):
 
 
 class ResponseFormat(Shape):
-    """OpenAI's `response_format`."""
+    """OpenAI's `response_format`: text, any JSON object, or JSON by a schema."""
 
     type: Annotated[str, AfterValidator(format_type), shown_as({"type": "string", "enum": [*FORMATS]})]
     json_schema: NamedSchema | None = None
     schema_: JsonSchema | None = Field(None, alias="schema")
-    """A schema without a name, beside its type, as SGLang and llama.cpp accept it."""
+    """JSON schema without a name, next to `type`, as SGLang and llama.cpp accept it."""
 
 
 class StructuredOutputs(Shape):
-    """vLLM's `structured_outputs`: one of the first five fields."""
+    """vLLM's `structured_outputs`, which constrains the answer by one of the first five fields."""
 
     json_: JsonSchema | None = Field(None, alias="json")
     regex: str | None = None
     choice: Choices = Field(default_factory=list)
-    """Choices. Absent: none."""
+    """Texts, one of which the answer has to be. Absent: no such constraint."""
     grammar: str | None = None
     json_object: bool = False
     disable_any_whitespace: bool = False
@@ -224,18 +228,19 @@ class StructuredOutputs(Shape):
 
 
 class RecommendedSampling(Shape):
-    """Sampling parameters that a model's makers may recommend."""
+    """Sampling parameters for which a model's makers may recommend values."""
 
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[Whole, Field(ge=-1)] = -1
-    """Number of likeliest tokens to draw from; -1 and 0: all."""
+    """Number of likeliest tokens to sample from; -1 and 0: all tokens."""
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
 
 
 class Sampled(RecommendedSampling):
-    """Sampling and constraints, in the fields that all APIs share: OpenAI's, vLLM's and SGLang's."""
+    """Sampling parameters and constraints that the requests of all APIs share, by OpenAI's, vLLM's and
+    SGLang's names."""
 
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
@@ -259,20 +264,20 @@ class Sampled(RecommendedSampling):
     allowed_token_ids: Annotated[
         list[TokenId], FailFast(), Field(min_length=1, max_length=ALLOWED_TOKEN_IDS_MAX)
     ] = Field(default_factory=list)
-    """Tokens that may appear. Absent: all."""
+    """Ids of the only tokens that may be sampled. Absent: all tokens."""
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] = 0
-    """Priority class. Of waiting requests, the lowest class is served first."""
+    """Priority class of the request. Among waiting requests, those of the lowest class are served first."""
     speculate: bool = True
-    """Whether drafts may be used, which change no token."""
+    """Whether speculative decoding may be used. It changes no output token."""
     request_id: RequestId | None = None
     rid: RequestId | None = None
     """The same as `request_id`, by SGLang's name."""
 
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=CACHE_SALT_CHARS_MAX)] | None = None
-    """Prompts with different salts share no cached KV."""
+    """Salt of the prefix cache. Prompts with different salts share no cached KV."""
     structured_outputs: StructuredOutputs | None = None
-    """This field and the next ones are constraints of the answer (`constraints.py`): vLLM's, its older
-    ones, and SGLang's."""
+    """vLLM's constraints on the answer. The next fields constrain it, too (`constraints.py`): vLLM's older
+    names, and SGLang's."""
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
     guided_choice: Choices = Field(default_factory=list)
@@ -284,51 +289,53 @@ class Sampled(RecommendedSampling):
 
 
 class GenerationRequest(Sampled):
-    """Fields that OpenAI's chats and completions share, in addition to `Sampled`."""
+    """Fields that OpenAI's chats and text completions share, in addition to those of `Sampled`."""
 
     model: str | None = None
-    """Name of the model. Absent: the served one."""
+    """Name of the model. Absent: the served model."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     n: Annotated[Whole, Field(ge=1, le=CHOICES_MAX)] = 1
-    """Choices for each prompt."""
+    """Number of choices to return for each prompt."""
     best_of: Annotated[Whole, Field(ge=1, le=CHOICES_MAX)] | None = None
-    """Choices to draw for each prompt, of which the best `n` are returned. Absent: `n`."""
+    """Number of choices to generate for each prompt, of which the best `n` are returned. Absent: `n`."""
     prompt_logprobs: Logprobs | None = None
-    """Score the prompt's tokens, with this many alternatives each."""
+    """Number of alternatives to return for each prompt token, with its log-probability. Absent: none."""
     logprob_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=LOGPROB_TOKEN_IDS_MAX)] = Field(
         default_factory=list
     )
-    """Tokens whose log-probabilities are shown with each drawn token, if any are shown."""
+    """Ids of tokens whose log-probabilities are returned for each output token, if log-probabilities are
+    asked for."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    """Show tokens as ids in log-probabilities."""
+    """Whether log-probabilities name a token by its id (`token_id:42`) instead of its text."""
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1), AfterValidator(prompt_length)] | None = None
-    """Most tokens of a prompt, which is cut if it is longer; -1: as many as fit."""
+    """Most tokens of a prompt. A longer prompt is cut to this length; -1: to as many tokens as fit."""
     truncation_side: Literal["left", "right"] = "left"
-    """Side on which a longer prompt is cut."""
+    """Side from which tokens of a too long prompt are removed."""
     response_format: ResponseFormat | None = None
-    """OpenAI's constraint of the answer."""
+    """OpenAI's constraint on the format of the answer."""
 
 
 class Conversation(Shape):
-    """What the chat template makes a prompt of."""
+    """Fields from which the chat template makes a prompt."""
 
     messages: Messages
     tools: Tools = Field(default_factory=list)
     documents: Annotated[list[dict[str, Any]], Field(max_length=DOCUMENTS_MAX)] = Field(default_factory=list)
     chat_template_kwargs: Words = Field(default_factory=dict)
     chat_template: Annotated[str, StringConstraints(max_length=CHAT_TEMPLATE_CHARS_MAX)] | None = None
-    """Chat template to use. Absent: the model's."""
+    """Source of the chat template to use. Absent: the model's own template."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool | None = None
-    """Whether the tokenizer adds special tokens. Absent: no, the chat template writes them."""
+    """Whether the tokenizer adds special tokens to the rendered prompt. Absent: no, the chat template writes
+    them."""
 
 
 class Reasoning(Shape):
-    """OpenRouter's and SGLang's `reasoning`."""
+    """Value of the field `reasoning`, as OpenRouter and SGLang define it."""
 
     effort: Effort | None = None
     reasoning_effort: Effort | None = None
@@ -336,7 +343,7 @@ class Reasoning(Shape):
     enabled: bool | None = None
     """Whether the model reasons. Absent: as its chat template decides."""
     exclude: bool = False
-    """Whether reasoning is left out of the answer."""
+    """Whether reasoning is left out of the response."""
 
 
 class ChatRequest(GenerationRequest, Conversation):
@@ -347,18 +354,18 @@ class ChatRequest(GenerationRequest, Conversation):
     include_reasoning: bool = True
     separate_reasoning: bool = True
     stream_reasoning: bool = True
-    """Whether a stream has reasoning as it grows. Else it comes when it has ended."""
+    """Whether a stream sends reasoning while it is generated. Otherwise it is sent when it has ended."""
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     echo: bool = False
-    """Whether the answer begins with the last message's text, if that is the assistant's."""
+    """Whether the answer begins with the text of the last message, if that message is the assistant's."""
 
     @property
     def effort(self) -> Effort | None:
-        """Reasoning effort, by whichever name it is given."""
+        """Reasoning effort, from whichever field gives it. None: no field does."""
         effort = self.reasoning_effort or self.reasoning.effort or self.reasoning.reasoning_effort
         return "none" if effort is None and self.reasoning.enabled is False else effort
 
@@ -369,7 +376,8 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts
     add_special_tokens: bool = True
     max_tokens: Annotated[Whole, Field(ge=0)] | None = COMPLETION_TOKENS_DEFAULT
-    """Most output tokens. 0: with `echo`, only the prompt is returned."""
+    """Most output tokens. 0 is allowed with `echo`: then only the prompt is returned."""
     logprobs: Annotated[Logprobs | None, BeforeValidator(none_if_false)] = None
     echo: bool = False
-    """Whether the answer begins with the prompt, with its log-probabilities if `logprobs` asks for some."""
+    """Whether the answer begins with the prompt. If `logprobs` is set, it includes the prompt's
+    log-probabilities."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: whether a request asks for them, and how many."""
+"""Checks of requests for log-probabilities of prompt tokens: whether they are asked for, and how many."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,13 +8,14 @@ from baton.api.requests.schemas import CompletionRequest, GenerationRequest
 from baton.rooms.request import SCORES_MAX
 
 ALL: Final = -1
-"""All tokens of the vocabulary as alternatives."""
+"""Number of alternatives that stands for all tokens of the vocabulary."""
 
 
 def scored(body: GenerationRequest) -> tuple[int | None, str]:
-    """Return the alternatives for each token of the prompt, or None, and the field that asks for them.
+    """Return the number of alternatives to report for each prompt token, and the field that asks for them.
+    None: no field does.
 
-    Raises ApiError for fields that contradict each other.
+    Raises ApiError if fields contradict each other.
     """
     if body.prompt_logprobs is not None and body.stream:
         why = "'prompt_logprobs' is not served with 'stream'."
@@ -28,8 +29,8 @@ def scored(body: GenerationRequest) -> tuple[int | None, str]:
 
 
 def alternatives(top: int, param: str, vocabulary: int, most: int) -> int:
-    """Return the alternatives of each token, for ALL the vocabulary's size. `most`: the deployment's bound,
-    or ALL. Raises ApiError."""
+    """Return the number of alternatives to report per token. ALL becomes the vocabulary's size. `most`: limit
+    of the deployment, or ALL. Raises ApiError."""
     shown = vocabulary if top == ALL else top
     if most != ALL and shown > most:
         all_of = f", all {vocabulary} tokens" if top == ALL else ""
@@ -38,7 +39,7 @@ def alternatives(top: int, param: str, vocabulary: int, most: int) -> int:
 
 
 def check_scores(prompts: Sequence[Sequence[int]], choices: int, top: int, param: str) -> None:
-    """Raise ApiError if all choices together would show too many log-probabilities of the prompts."""
+    """Raise ApiError if the choices together would return too many log-probabilities of prompt tokens."""
     count = sum(map(len, prompts)) * choices * (1 + top)
     if count > SCORES_MAX:
         why = f"'{param}' asks for {count} log-probabilities of the prompt; at most {SCORES_MAX} are told."

@@ -6,7 +6,7 @@ from baton.api.errors import ApiError, invalid
 
 
 def check_ids(ids: Sequence[int], param: str, vocabulary: int) -> None:
-    """Raise ApiError that names the first id which the model does not have."""
+    """Raise ApiError if a token id is not in the model's vocabulary. The error names the first such id."""
     if ids and max(ids) >= vocabulary:
         index = next(index for index, each in enumerate(ids) if each >= vocabulary)
         raise not_a_token(f"{param}[{index}]", ids[index], vocabulary)

@@ -1,4 +1,4 @@
-"""Schemas of the routes that tokenise and detokenise."""
+"""Schemas of the bodies of POST /tokenize and POST /detokenize."""
 
 from typing import Annotated
 
@@ -9,13 +9,13 @@ from baton.api.requests.schemas import Conversation, Messages, Shape
 
 
 class TokenizeRequest(Conversation):
-    """Body of POST /tokenize: exactly one of `prompt` and `messages`. By default special tokens are added
-    to a prompt, and not to messages."""
+    """Body of POST /tokenize: exactly one of `prompt` and `messages`. By default special tokens are added to
+    a prompt, but not to messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages = Field(default_factory=list)
-    """Messages. Absent: none."""
+    """Messages of a chat whose rendered prompt is tokenised. Absent: `prompt` is tokenised."""
     return_token_strs: bool = False
 
 

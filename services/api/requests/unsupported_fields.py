@@ -1,7 +1,7 @@
-"""Fields that are ignored, and known fields that are refused.
+"""Request fields that are ignored, and known request fields that are refused.
 
-Nothing is ignored that the caller would miss in the answer. A field that would change the answer and is not
-served yet is refused by name, unless its value asks for the default.
+A field is ignored only if the client would miss nothing in the answer. A field that would change the answer
+and is not supported is refused by name, unless its value asks for the default.
 """
 
 import json
@@ -23,7 +23,8 @@ IGNORED: Final = frozenset(
         "user",
     )
 )
-"""Ignored fields: they concern the platform around a model, or the library that compiles constraints."""
+"""Ignored fields of OpenAI's bodies. They concern the platform around a model, or the library that compiles
+constraints."""
 
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -57,7 +58,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "watermark": (False,),
     "web_search_options": (),
 }
-"""Fields that are not served yet, with the values that ask for nothing else than the default."""
+"""Fields that are not supported, with the values that are accepted because they ask for the default."""
 
 
 _OF_A_BODY: Final = """
@@ -88,9 +89,9 @@ NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
     "response_format": frozenset({"structural_tag", "structures", "triggers"}),
     "structured_outputs": frozenset(_OF_STRUCTURED_OUTPUTS.split()),
 }
-"""Fields of OpenAI's other routes and of other servers (vLLM, SGLang, llama.cpp, Ollama, TGI and hosted
-ones), by the path of their object, as in `validation_errors`. They are refused as known, not as
-misspelt."""
+"""Known fields of OpenAI's other routes and of other servers (vLLM, SGLang, llama.cpp, Ollama, TGI and hosted
+ones), by path of their object, as in `validation_errors`. The error for such a field says that it is not
+supported, not that it is unknown."""
 INSTEAD: Final[Mapping[str, str]] = {
     "extra_key": "cache_salt",
     "max_new_tokens": "max_tokens",
@@ -107,12 +108,12 @@ INSTEAD: Final[Mapping[str, str]] = {
     "sampling_seed": "seed",
     "stop_sequences": "stop",
 }
-"""Field that means the same here."""
+"""Supported field to use instead, by name of an unsupported field."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedFields:
-    """Ignored and refused fields of one API's bodies, as the four tables above are of OpenAI's."""
+    """Ignored and refused fields of one API's bodies. For OpenAI's, they are in this module's tables."""
 
     ignored: frozenset[str] = frozenset()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class UnsupportedFields:
 
     def without_ignored(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return `body` without nulls and without ignored fields. Raises ApiError for a field that is not
-        served."""
+        supported."""
         kept: dict[str, Any] = {}
         for name, value in body.items():
             if value is None or name in self.ignored:
@@ -133,7 +134,8 @@ class UnsupportedFields:
         return kept
 
     def not_supported(self, param: str) -> ApiError:
-        """Return the error for a known field that is not served."""
+        """Return the error for a known field that is not supported. It names the field to use instead, if
+        there is one."""
         instead = f"; use '{self.instead[param]}'" if param in self.instead else ""
         return invalid(param, f"'{param}' is not supported{instead}.", "unsupported_parameter")
 

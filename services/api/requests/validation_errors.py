@@ -1,6 +1,7 @@
-"""Errors of invalid fields, with a message and a path that the sender of the body would write.
+"""Errors for invalid fields, with a message and a field path that the client would write.
 
-The validating library has its own names for types and steps. None of them leaves this module.
+The validating library, pydantic, has its own names for types and for the steps of a path. None of them
+appears in an error.
 """
 
 import difflib
@@ -28,7 +29,7 @@ TYPES: Final[Mapping[str, str]] = {
     "model_type": "an object",
     "string_type": "a text",
 }
-"""Expected type, by the library's code for a value of another type."""
+"""Name of the expected type in error messages, by pydantic's error code for a value of another type."""
 VALUES: Final[Mapping[str, Words]] = {
     "finite_number": lambda _: "it has to be a finite number",
     "greater_than": lambda told: f"it has to be above {_number(told['gt'])}",
@@ -43,7 +44,7 @@ VALUES: Final[Mapping[str, Words]] = {
     "too_short": lambda _: "it is empty",
 }
 OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type", "schema_type"})
-"""Codes of our own schemas for a value of another type."""
+"""Error codes of Baton's own validators that mean a value of another type."""
 QUOTE: Final = "'"
 NEIGHBOUR_CUTOFF: Final = 0.75
 
@@ -54,10 +55,11 @@ def first_fault(
     known: Mapping[str, Sequence[str]],
     unserved: UnsupportedFields = OPENAI_UNSUPPORTED,
 ) -> ApiError:
-    """Return the error to report of all faults of `body`: fields that are not served come first, unknown
+    """Return the one error to report for an invalid `body`. Fields that are not supported come first, unknown
     ones last.
 
-    `known`: names of the fields of each object, by its path. "" is the body, and an index reads `[]`.
+    `known`: names of the fields of each object, by its path. "" is the body itself, and an index is written
+    `[]`.
     """
     error = min(details, key=_rank)
     kind = error["type"]
@@ -109,7 +111,7 @@ def _unknown(
 
 
 def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
-    """Return a path as text: `("messages", 0, "role")` becomes `messages[0].role`."""
+    """Return a field's path as text: `("messages", 0, "role")` becomes `messages[0].role`."""
     text = ""
     for step in own_steps(loc, body, missing=missing):
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
@@ -117,7 +119,7 @@ def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
 
 
 def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list[Any]:
-    """Return the steps of a path that the body has. The others are the library's own, except for the last
+    """Return the steps of a path that exist in the body. The others are pydantic's own, except for the last
     step of a `missing` field."""
     steps, value, last = [], body, len(loc) - 1
     for place, step in enumerate(loc):
@@ -131,5 +133,5 @@ def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list
 
 
 def _number(bound: float) -> str:
-    """Return a bound as text, whole numbers with all their digits."""
+    """Return a numeric bound as text. A whole number is written with all its digits."""
     return str(int(bound)) if bound == int(bound) else f"{bound:g}"

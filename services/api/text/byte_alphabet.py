@@ -1,6 +1,7 @@
-"""The alphabet of byte-level vocabularies: which byte each letter stands for.
+"""Alphabet of byte-level vocabularies: the byte that each letter of a token's spelling stands for.
 
-Printable Latin-1 characters stand for themselves, the other bytes for U+0100 onward, in order.
+Printable Latin-1 characters stand for themselves. The other bytes are written as U+0100 and the characters
+after it, in order.
 """
 
 

@@ -1,9 +1,9 @@
-"""Chat templates: how a conversation becomes the prompt format that the model was trained on.
+"""Chat templates, which turn a conversation into the prompt format that the model was trained on.
 
-The model brings its chat template, which is a program. The content of a message is one text or several
-parts, and not every template knows both. A template that is given the form it does not know writes Python's
-notation into the prompt, or nothing. Each template is therefore tried once, for each role, to learn which
-forms it shows.
+A model brings its own chat template, which is a program. The content of a message is one text or several
+parts, and not every template supports both forms. A template that gets an unsupported form writes Python's
+notation into the prompt, or nothing. So each template is tried once with test messages, for each role, to
+learn which forms it renders.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ OTHER: Final = "another"
 
 REASONING: Final = "reasoning_content"
 REASONING_ALIASES: Final = ("reasoning", "thinking")
-"""Other names by which templates know it."""
+"""Other names by which chat templates read a message's `reasoning_content`."""
 TOOL_USE: Final = "tool_use"
-"""Name of the template for requests with tools, if a model has several templates."""
+"""Name of the template for requests with tools, in a model that has several chat templates."""
 KEY: Final = "the-key"
 CALL_ID: Final = "call_0123456789abcdef"
 SHORT_ID_CHARS: Final = 9
@@ -50,7 +50,7 @@ class MessagesRefused(Exception):
 
 
 class Shows(NamedTuple):
-    """Which forms of a role's content a template shows completely."""
+    """Which forms of a message's content (text, parts) a template renders completely, for one role."""
 
     text: bool
     parts: bool
@@ -60,22 +60,22 @@ NO_WORDS: Final[Mapping[str, Any]] = {}
 
 
 class Calls(NamedTuple):
-    """How a template takes the tool calls of earlier turns."""
+    """Form in which a template expects the tool calls of earlier turns."""
 
     objects: bool
-    """Whether their arguments are objects, not JSON in a text."""
+    """Whether the arguments of a call are an object, instead of JSON text."""
     content: str | None
-    """Content of a message with nothing but calls."""
+    """Content of a message that has only tool calls: None, or an empty text."""
     short_ids: bool
-    """Whether their ids have nine letters and digits, as Mistral's."""
+    """Whether the ids of calls have nine letters and digits, as Mistral's templates require."""
 
 
 class ChatTemplate:
-    """A model's chat template. Immutable to its callers, safe in threads."""
+    """A model's chat template. Immutable to its callers, and safe to use from several threads."""
 
     def __init__(self, reference: Any, named: str | None = None, text: str | None = None) -> None:
-        """`reference`: a transformers tokenizer. `named`: name of one of its several templates. `text`: a
-        template to use instead."""
+        """Wrap the chat template of a transformers tokenizer, `reference`. `named`: name of the template, if
+        the tokenizer has several. `text`: source of another template to use instead."""
         self._reference = reference
         self._named = named
         self._own = text
@@ -91,14 +91,14 @@ class ChatTemplate:
         words: Mapping[str, Any] = NO_WORDS,
         continues: bool = False,
     ) -> str:
-        """Return the prompt for `messages`, whose content is a `Content`, with `tool_calls` as `chat_input`
-        makes them.
+        """Return the text of the prompt for `messages`.
 
-        Tools, calls and results that the template does not know are written as text. `words`: other
-        variables of the template. `continues`: the prompt ends within the last message.
+        The content of a message is a `Content`, and its `tool_calls` are as `chat_input` makes them. Tools,
+        calls and results that the template does not support are written as text. `words`: further template
+        variables. `continues`: the prompt ends within the last message.
 
-        Raises ChatTemplateMissing, MessagesRefused if the template rejects the messages
-        (`raise_exception`), and ChatTemplateFailed if it fails or exceeds its bounds.
+        Raises ChatTemplateMissing. Raises MessagesRefused if the template rejects the messages
+        (`raise_exception`), and ChatTemplateFailed if it fails or exceeds its limits.
         """
         if not self._is_there:
             raise ChatTemplateMissing("this model has no chat template; use /v1/completions")
@@ -148,7 +148,7 @@ class ChatTemplate:
             raise ChatTemplateFailed(describe_error(error)) from error
 
     def other(self, text: str) -> "ChatTemplate":
-        """Return another template for the same model."""
+        """Return a chat template with the source `text` for the same model."""
         return ChatTemplate(self._reference, text=text)
 
     @property
@@ -160,14 +160,14 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """The template's source; "" for none."""
+        """Source of the template; "" if the model has none."""
         if not self._is_there:
             return ""
         return self._template if self._for_tools is None else self._template + self._for_tools.text
 
     @cached_property
     def knows_tools(self) -> bool:
-        """Whether the template shows tools."""
+        """Whether the template renders the definitions of tools."""
         if self._for_tools is not None:
             return self._for_tools.knows_tools
         return FIRST in self._tried_with([_user(OTHER)], [_tool(FIRST)])
@@ -186,7 +186,8 @@ class ChatTemplate:
 
     @cached_property
     def _calls(self) -> Calls | None:
-        """How the template takes calls, found by trying. None: it does not show them."""
+        """Form in which the template renders tool calls, found by trying all forms. None: it renders no
+        calls."""
         ways = itertools.product((True, False), (None, ""), (False, True))
         for calls in (Calls(*way) for way in ways):
             text = self._tried_with(_called(calls), [_tool(FIRST)])
@@ -197,7 +198,7 @@ class ChatTemplate:
 
     @cached_property
     def _results(self) -> bool:
-        """Whether the template shows tools' results."""
+        """Whether the template renders the results of tool calls."""
         if self._calls is None:
             return False
         result = {"role": "tool", "content": SECOND, "tool_call_id": _id(CALL_ID, self._calls)}
@@ -211,7 +212,8 @@ class ChatTemplate:
     def _in_words(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the messages, with what the template does not know written as text."""
+        """Return the messages, in which tools, calls and results that the template does not support are
+        written as text."""
         if any(message["role"] == "tool" for message in messages) and not self._results:
             messages = with_results_as_text(messages)
         if any("tool_calls" in message for message in messages) and self._calls is None:
@@ -229,8 +231,8 @@ class ChatTemplate:
 
     @cached_property
     def _render(self) -> Callable[..., str]:
-        """The compiled template, a function of `messages` and its variables. The library's own function
-        copies and walks all messages twice, for forms that none of ours has."""
+        """The compiled template: a function from `messages` and variables to text. The function of
+        transformers copies and traverses all messages twice, for forms of messages that do not occur here."""
         try:
             from transformers.utils.chat_template_utils import _compile_jinja_template
         except ImportError:  # it is private, and may be removed
@@ -254,8 +256,8 @@ class ChatTemplate:
         return render
 
     def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message in the form that the template knows. OpenAI renamed `system` to `developer`: a
-        template that does not know the new name gets `system`."""
+        """Return a message in the form that the template supports. OpenAI renamed the role `system` to
+        `developer`: a template that does not support the new name gets `system`."""
         role, content = message["role"], message["content"]
         if role == "developer" and "developer" not in self._template:
             role = "system"
@@ -282,10 +284,10 @@ class ChatTemplate:
         return shaped
 
     def _shown(self, role: str) -> Shows:
-        """Return which forms of a role's content the template shows, found by trying.
+        """Return which forms of a role's content the template renders, found by trying test messages.
 
-        Parts do not count as shown if only the first is, or if one part differs from its text. A template
-        that fails shows nothing.
+        Parts do not count as rendered if only the first part is, or if a single part is rendered differently
+        from the same text. A template that fails renders neither form.
         """
         text = self._tried(role, FIRST)
         part = self._tried(role, _parts([FIRST]))
@@ -304,7 +306,7 @@ class ChatTemplate:
         return self._tried_with(beside.get(role, [message, user]), ())
 
     def _tried_with(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the rendered text, "" if the template fails."""
+        """Return the text that the template renders for test messages; "" if it fails."""
         variables = {"tools": tools} if tools else {}
         try:
             return self._render(messages=messages, add_generation_prompt=False, **variables)
@@ -313,9 +315,9 @@ class ChatTemplate:
 
 
 WRONG: Final = (f"'{KEY}'", f'\\"{KEY}')
-"""Output of a template that was given an object instead of a text, or a text instead of an object."""
+"""Pieces of rendered text which show that a template got an object instead of a text, or the reverse."""
 NOTHING: Final = "None"
-"""Output of a template that was given None instead of a text."""
+"""Piece of rendered text which shows that a template got None instead of a text."""
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -323,7 +325,7 @@ def _user(text: str) -> dict[str, Any]:
 
 
 def ending(messages: Sequence[Mapping[str, Any]], end: str) -> list[Mapping[str, Any]]:
-    """Return the messages, with `end` appended to the last one's content."""
+    """Return the messages, with the text `end` appended to the content of the last one."""
     last = messages[-1]
     content = last["content"]
     said = (
@@ -341,14 +343,14 @@ def _tool(name: str) -> dict[str, Any]:
 
 
 def _called(calls: Calls) -> list[dict[str, Any]]:
-    """Return messages with a call in the form to try."""
+    """Return test messages that contain a tool call in the form `calls`."""
     function = {"name": FIRST, "arguments": {KEY: OTHER} if calls.objects else f'{{"{KEY}": "{OTHER}"}}'}
     call = {"id": _id(CALL_ID, calls), "type": "function", "function": function}
     return [_user(OTHER), {"role": "assistant", "content": calls.content, "tool_calls": [call]}]
 
 
 def _id(own: str, calls: Calls) -> str:
-    """Return an id as the template takes it, the same for a call and for its result."""
+    """Return the id of a tool call as the template accepts it. A call and its result get the same id."""
     if not calls.short_ids or (len(own) == SHORT_ID_CHARS and own.isalnum()):
         return own
     return hashlib.sha256(own.encode()).hexdigest()[:SHORT_ID_CHARS]

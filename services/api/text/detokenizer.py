@@ -1,38 +1,39 @@
-"""Incremental detokenizer: the text that each new token makes certain.
+"""Incremental detokenizer, which returns the text that no later token can change.
 
-A character can span several tokens, and a token can hold parts of two characters. A token's text is
-therefore held back until what follows can no longer change it. Decoding is relative to the tokens just
-before, at first the end of the prompt, because some tokenizers drop a leading space when they decode alone.
+A character can span several tokens, and a token can hold parts of two characters. So the text of a token is
+held back until later tokens can no longer change it. A token is decoded together with the tokens just before
+it, at first the end of the prompt, because some tokenizers drop a leading space.
 
-Most tokens of most vocabularies are whole characters with the same text everywhere
-(`Tokenizer.whole_texts`). If nothing is held back, such a token is a look-up. For all others the reference
-library decodes a short window: two decodes of a few tokens each, some microseconds.
-`tokenizers.decoders.DecodeStream` is not used for three reasons. It has no flush, so bytes of an unfinished
-character at the end would be lost. It raises when later bytes make earlier ones invalid. Over a long run of
-invalid bytes it decodes the whole run again at every token.
+Most tokens of most vocabularies are whole characters with the same text everywhere (`Tokenizer.whole_texts`).
+If nothing is held back, such a token only needs a look-up. For all other tokens the reference library decodes
+a short window: two decodes of a few tokens each, some microseconds. `tokenizers.decoders.DecodeStream` is not
+used for three reasons. It has no flush, so bytes of an unfinished character at the end would be lost. It
+raises when later bytes make earlier ones invalid. Over a long run of invalid bytes it decodes the whole run
+again at every token.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 REPLACEMENT: Final = "\ufffd"
-"""What invalid bytes decode to. At the end of a text it may be a character that is not complete."""
+"""Character to which invalid bytes decode. At the end of a text it may stand for an incomplete character."""
 CONTEXT_TOKENS: Final = 8
-"""Tokens at the end of the prompt that are decoded with the first output token."""
+"""Number of tokens at the end of the prompt that are decoded together with the first output token."""
 PENDING_TOKENS_MAX: Final = 64
-"""Most tokens held back. No character is that long, so by then the text is invalid for good."""
+"""Most tokens whose text is held back. No character is that long, so by then their bytes are surely
+invalid."""
 CUT_TOKENS_MAX: Final = 8
 
 
 class Codec(Protocol):
-    """The methods of `tokenizers.Tokenizer` that are used here. Safe to call from several threads."""
+    """Methods of `tokenizers.Tokenizer` that the detokenizer uses. Safe to call from several threads."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
     def to_str(self) -> str: ...
 
 
 class NoTexts(dict[int, str | None]):
-    """No token has a text of its own: each is decoded."""
+    """Map in which no token has a fixed text, so that each token is decoded."""
 
     def __missing__(self, _: int) -> None:
         return None
@@ -42,7 +43,8 @@ NO_TEXTS: Final[Mapping[int, str | None]] = NoTexts()
 
 
 class Detokenizer:
-    """One output's text, token by token: what all `push`es and the `flush` return is its decoded text."""
+    """Incremental detokenizer of one choice. The texts that all `push` calls and `flush` return join to the
+    decoded output."""
 
     __slots__ = ("_codec", "_ids", "_known", "_known_text", "_skip_special", "_whole_texts")
 
@@ -54,18 +56,20 @@ class Detokenizer:
         skip_special_tokens: bool,
         whole_texts: Mapping[int, str | None] = NO_TEXTS,
     ) -> None:
-        """`whole_texts`: text of each token that no other token can change, else None."""
+        """Start after `prompt`. `whole_texts`: text of each token, by id, if no other token can change it.
+        Otherwise None."""
         self._codec = codec
         self._whole_texts = whole_texts
         self._skip_special = skip_special_tokens
         self._ids = list(prompt[-CONTEXT_TOKENS:])
-        """The window: tokens whose text was returned, then the pending ones."""
+        """Window of tokens to decode together: tokens whose text was returned, then the pending ones."""
         self._known = len(self._ids)
         self._known_text: str | None = None
-        """Text of the known tokens, decoded on demand."""
+        """Text of the window's tokens whose text was returned. It is decoded on demand."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that this token makes certain. "" while a character is incomplete."""
+        """Add an output token, and return the text that has become final; "" while a character is
+        incomplete."""
         if self._known == len(self._ids) and (plain := self._whole_texts[token_id]) is not None:
             self._ids, self._known, self._known_text = [token_id], 1, plain
             return plain
@@ -79,13 +83,15 @@ class Detokenizer:
         return self._settle(self._decode(self._ids[:cut]), cut)
 
     def flush(self) -> str:
-        """Return the text held back, with incomplete bytes as replacement characters. Nothing may follow."""
+        """Return the text still held back, at the end of the output. Incomplete bytes become replacement
+        characters. No token may be pushed afterwards."""
         if self._known == len(self._ids):
             return ""
         return self._settle(self._decode(self._ids), len(self._ids))
 
     def _settle(self, text: str, upto: int) -> str:
-        """Return what `text`, decoded from the first `upto` tokens of the window, adds. Move the window."""
+        """Return the part of `text` that was not returned before, and move the window. `text`: decoded from
+        the first `upto` tokens of the window."""
         known = self._known_text
         if known is None:
             known = self._known_text = self._decode(self._ids[: self._known])
@@ -103,7 +109,8 @@ class Detokenizer:
         return added
 
     def _clean_cut(self, text: str) -> int:
-        """Return the last index at which the window can be cut between characters, or its end."""
+        """Return the last index at which the window can be cut between two characters. Return its length if
+        there is none."""
         end = len(self._ids)
         for cut in range(end - 1, max(end - CUT_TOKENS_MAX, self._known), -1):
             if self._decode(self._ids[:cut]) + self._decode(self._ids[cut:]) == text:

@@ -1,7 +1,7 @@
-"""Stop strings in a growing text.
+"""Search for stop strings in a text that is still being generated.
 
-Text is held back only while its end may begin a stop string. The stop string that is completed first ends
-the text, or the longer of two that are completed by the same character. The result therefore does not
+Text is held back only while its end may be the beginning of a stop string. The stop string that is completed
+first ends the text. If one character completes two of them, the longer one counts. So the result does not
 depend on how the text was cut into pieces.
 """
 
@@ -9,21 +9,22 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of one output. None of them is empty."""
+    """Searches the text of one choice for its stop strings. None of them is empty."""
 
     __slots__ = ("_held", "_include", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        """`include`: whether the text includes the stop string."""
+        """Set the stop strings. `include`: whether the returned text includes the stop string that was
+        found."""
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text. Nothing may be pushed after it."""
+        """The stop string that ended the text, or None so far. No text may be pushed after it."""
 
     def push(self, text: str, *, armed: bool = True) -> str:
-        """Return the text that may be sent now. With `armed` off, stop strings that end in `text` do not
-        count."""
+        """Append `text`, and return the text that may be sent now. With `armed` off, stop strings that end in
+        `text` do not count."""
         if not self._stops:
             return text
         held, self._held = len(self._held), self._held + text
@@ -37,13 +38,14 @@ class StopStrings:
         return sent
 
     def flush(self) -> str:
-        """Return the text held back. Nothing may follow."""
+        """Return the text that is still held back, at the end of the output. No text may be pushed
+        afterwards."""
         sent, self._held = self._held, ""
         return sent
 
     def _first(self, old: int) -> tuple[int, str] | None:
-        """Return start and string of the match that ends first, among those that end after `old`
-        characters."""
+        """Return the start and the string of the match that ends first. Matches within the first `old`
+        characters do not count."""
         found: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = self._held.find(stop, max(0, old - len(stop) + 1))
@@ -52,7 +54,8 @@ class StopStrings:
         return None if found is None else found[1:]
 
     def _claimed_from(self, end: int) -> int:
-        """Return the start of the longest end of the held text that begins a stop string."""
+        """Return the start of the longest end of the held text that may begin a stop string. Return `end` if
+        there is none."""
         claimed = end
         for stop in self._stops:
             at = max(0, end - len(stop) + 1)

@@ -1,4 +1,4 @@
-"""Bounds of one rendering by a chat template, which is a program that a model brings."""
+"""Limits on one rendering by a chat template, which is a program that a model brings."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -6,36 +6,39 @@ from typing import Any, Final
 from jinja2 import nodes
 
 ROUNDS_MAX: Final = 1_000_000
-"""Most iterations of all loops of one rendering. A template takes a few tens of thousands for the most
-messages that a request may have. One with a loop over them for each message would occupy a thread for
-minutes."""
+"""Most iterations of all loops in one rendering. A template needs a few tens of thousands for the most
+messages that a request may have. A template that loops over all messages for each message would occupy a
+thread for minutes."""
 GROWTH_MAX: Final = 16
-"""Most times that its input may appear in its output. A template writes a message once."""
+"""Most times that the text of a message may appear in the rendered prompt. A template writes a message
+once."""
 FRAME_CHARS_MAX: Final = 1024
-"""Most characters that it may put around a message."""
+"""Most characters that a template may write around one message."""
 FRAME_VALUE_CHARS: Final = 32
-"""Characters that a number or a word of JSON counts as."""
+"""Characters that a number, boolean or null in the input of a template counts as."""
 PREFACE_CHARS_MAX: Final = 2**20
-"""Most characters that it may write in addition to the messages."""
+"""Most characters that a template may write in addition to the messages."""
 MESSAGE_EXTRAS: Final = ("tool_calls", "reasoning_content")
-"""Fields of a message that a template shows, in addition to its content."""
+"""Fields of a message that a template renders in addition to the content."""
 COUNTED: Final = "baton_counted"
-"""Name of the template's variable that counts its iterations."""
+"""Name of the template variable that holds the function which counts loop iterations."""
 
 
 class ChatTemplateFailed(Exception):
-    """The model's chat template fails, whatever the messages. The operator has to fix it. The error's text
-    holds nothing of the messages."""
+    """The model's chat template is faulty or exceeds its limits, and the operator has to fix it. The error's
+    text contains nothing of the messages."""
 
 
 class Iterations:
-    """Counts the iterations of one rendering. A time-out would need a thread that can be stopped."""
+    """Counter of the loop iterations of one rendering. A time limit would need a thread that can be
+    stopped."""
 
     def __init__(self) -> None:
         self._left = ROUNDS_MAX
 
     def counted(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values. Raises ChatTemplateFailed for too many iterations."""
+        """Yield the values of one loop. Raises ChatTemplateFailed if all loops together have too many
+        iterations."""
         for value in values:
             self._left -= 1
             if self._left < 0:
@@ -46,7 +49,7 @@ class Iterations:
 
 
 def compile_counting(environment: Any, template: str) -> Any:
-    """Return the template, compiled so that each of its loops iterates by `Iterations.counted`."""
+    """Return the compiled template, in which each loop iterates through `Iterations.counted`."""
     tree = environment.parse(template)
     for loop in tree.find_all(nodes.For):
         loop.iter = nodes.Call(nodes.Name(COUNTED, "load"), [loop.iter], [], None, None).set_lineno(
@@ -57,7 +60,8 @@ def compile_counting(environment: Any, template: str) -> Any:
 
 
 def chars_in(value: Any) -> int:
-    """Return the characters of all strings in a value."""
+    """Return the number of characters in a nested value. Strings count their length, and other values
+    FRAME_VALUE_CHARS."""
     chars, pending = 0, [value]
     while pending:
         each = pending.pop()
@@ -71,7 +75,7 @@ def chars_in(value: Any) -> int:
 
 
 def most_chars(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the most characters that a template may make of messages."""
+    """Return the most characters that a template may write for these messages."""
     chars = PREFACE_CHARS_MAX
     for message in messages:
         content = message["content"] or ""

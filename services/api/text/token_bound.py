@@ -1,9 +1,9 @@
-"""A lower bound of the number of tokens of a text, from its length alone.
+"""Lower bound on the number of tokens of a text, from its length alone.
 
-A token covers a bounded number of bytes: the longest entry of the vocabulary. The bound counts every byte
-that must end in some token. It does not count what the tokenizer may drop: characters that the vocabulary
-lacks, or whitespace beside an added token. There is no bound if a step before the model may shorten a text
-by any amount, or if the model makes one token of any unknown word.
+A token covers at most as many bytes as the longest entry of the vocabulary. The bound counts every byte that
+must be part of some token. It does not count what the tokenizer may drop: characters that the vocabulary
+lacks, or whitespace next to an added token. There is no bound if the normalizer may shorten a text by any
+amount, or if the tokenizer makes one token of any unknown word.
 """
 
 import json
@@ -24,47 +24,48 @@ SHRINKS: Final[Mapping[str, int]] = {
     "Prepend": 1,
     "Strip": 1,
 }
-"""Normalizer steps, each with the factor by which it shortens a text's UTF-8 at most (Strip: of
-what is no whitespace)."""
+"""Normalizer steps, each with the largest factor by which it may shorten a text's UTF-8. For Strip,
+whitespace does not count."""
 ADDS_ONLY: Final = frozenset({"ByteLevel", "Prepend"})
-"""Normalizer steps that change no character of a text."""
+"""Normalizer steps that change no character of a text and only add some."""
 DROPS_NOTHING: Final = frozenset(
     {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 )
-"""Pre-tokenizer steps that split a text into words."""
+"""Pre-tokenizer steps that split a text into words and drop no character."""
 DROPS_WHITESPACE: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
 """Pre-tokenizer steps that drop the whitespace between words, and nothing else."""
 COVERS_CHARACTERS: Final = frozenset({"BPE", "Unigram"})
-"""Models that make at least one token of each character that their vocabulary has."""
+"""Types of tokenizer model that put every character which their vocabulary has into some token."""
 REMOVED: Final = "Removed"
 ASCII: Final = range(0x80)
 UTF8_BYTES: Final = (*ASCII, *range(0x80, 0xC0), *range(0xC2, 0xF5))
-"""The bytes that occur in UTF-8."""
+"""All byte values that occur in UTF-8."""
 WHITESPACE: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 ASCII_SPACES: Final = "".join(each for each in WHITESPACE if each.isascii()).encode()
 WIDE_SPACES: Final = tuple(each for each in WHITESPACE if not each.isascii())
 LONG_TOKENS_MAX: Final = 64
-"""Most added tokens whose occurrences in a text are counted."""
+"""Most added tokens that are counted separately, because each covers more bytes than any ordinary token."""
 
 
 class NoBound(Exception):
-    """Reason why the length of a text says nothing about its tokens."""
+    """Error: the length of a text gives no lower bound on its tokens. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """How the bytes of a text are counted."""
+    """Parameters of the lower bound for one tokenizer: which bytes count, and how many of them a token
+    covers."""
 
     bytes_per_token: int
     uncounted: bytes
-    """Bytes that may be in no token."""
+    """Byte values that may be in no token, and so do not count."""
     counts_wide_spaces: bool
-    """Whether whitespace beyond ASCII is counted."""
+    """Whether whitespace characters beyond ASCII count."""
     long_tokens: tuple[str, ...]
-    """Added tokens that cover more than `bytes_per_token`."""
+    """Added tokens that cover more bytes than `bytes_per_token`."""
 
     def counted_bytes(self, text: str) -> int:
-        """Bytes of `text` that ordinary tokens cover."""
+        """Return the number of bytes of `text` that ordinary tokens must cover."""
         raw = text.encode("utf-8", "surrogatepass")
         size = len(raw.translate(None, self.uncounted))
         if not self.counts_wide_spaces and len(raw) > len(text):
@@ -74,13 +75,13 @@ class _Bound:
 
 
 class TokenBound:
-    """Lower bound of the number of tokens, for one tokenizer."""
+    """Lower bound on the number of tokens of a text, for one tokenizer."""
 
     def __init__(self, backend: Any) -> None:
-        """`backend`: a `tokenizers.Tokenizer`."""
+        """Find the bound of a tokenizer, if it has one. `backend`: a `tokenizers.Tokenizer`."""
         self._bound: _Bound | None = None
         self.unknown_because = ""
-        """Why there is no bound; empty if there is one."""
+        """Reason why there is no bound; empty if there is one."""
         try:
             self._bound = _bound_of(backend)
         except NoBound as reason:
@@ -92,14 +93,15 @@ class TokenBound:
         return None if self._bound is None else self._bound.bytes_per_token
 
     def least(self, text: str) -> int:
-        """Least number of tokens of `text`, without special tokens around it; 0 if there is no bound."""
+        """Return the least number of tokens of `text`, without special tokens around it; 0 if there is no
+        bound."""
         if self._bound is None:
             return 0
         return -(-self._bound.counted_bytes(text) // self._bound.bytes_per_token)
 
 
 def _bound_of(backend: Any) -> _Bound:
-    """Return the bound of a tokenizer. Raises NoBound."""
+    """Return the parameters of a tokenizer's bound. `backend`: a `tokenizers.Tokenizer`. Raises NoBound."""
     kind = type(backend.model).__name__
     if kind not in COVERS_CHARACTERS:
         raise NoBound(f"the model of the tokenizer is {kind}, where one token may stand for any word")
@@ -124,7 +126,8 @@ def _bound_of(backend: Any) -> _Bound:
 
 
 def _long_tokens(backend: Any, added: Sequence[Any], longest: int) -> tuple[str, ...]:
-    """Return the added tokens that are longer than any piece, and occur in a text as they are spelled."""
+    """Return the added tokens that are longer than any ordinary token, and that occur in a text as they are
+    spelled. `longest`: bytes of the longest ordinary token."""
     spelled = [each.content for each in added if backend.normalizer is None or not each.normalized]
     longer = sorted((each for each in spelled if _size(each) > longest), key=_size, reverse=True)
     return tuple(longer[:LONG_TOKENS_MAX])
@@ -135,13 +138,14 @@ def _size(text: str) -> int:
 
 
 def _size_added(backend: Any, content: str) -> int:
-    """Return the size of an added token, which may be searched in the normalised text."""
+    """Return the bytes that an added token may cover. The tokenizer may search for it in the normalised text,
+    so the longer spelling counts."""
     normalised = content if backend.normalizer is None else backend.normalizer.normalize_str(content)
     return max(_size(content), _size(normalised))
 
 
 def _shrinks(normalizer: Sequence[Mapping[str, Any]]) -> int:
-    """Return the factor by which all steps together shorten a text at most. Raises NoBound."""
+    """Return the largest factor by which all normalizer steps together may shorten a text. Raises NoBound."""
     factor = 1
     for step in normalizer:
         if step["type"] == "Replace":
@@ -159,7 +163,8 @@ def _shrinks(normalizer: Sequence[Mapping[str, Any]]) -> int:
 def _drops_whitespace(
     normalizer: Sequence[Mapping[str, Any]], pre_tokenizer: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Whether a step drops whitespace of a text. Raises NoBound if one may drop something else."""
+    """Return whether the tokenizer may drop whitespace of a text. Raises NoBound if it may drop other
+    characters."""
     drops = any(step["type"] == "Strip" for step in normalizer)
     for step in pre_tokenizer:
         if step["type"] in DROPS_WHITESPACE:
@@ -172,7 +177,8 @@ def _drops_whitespace(
 
 
 def _steps(part: Any, several: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or a pre-tokenizer."""
+    """Yield the steps of a normalizer or a pre-tokenizer as JSON objects. `several`: name of the field that
+    lists the steps of a sequence."""
     if part is None:
         return
     waiting = [json.loads(part.__getstate__())]
@@ -185,7 +191,8 @@ def _steps(part: Any, several: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _uncovered_bytes(backend: Any, normalizer: Sequence[Mapping[str, Any]], *, byte_level: bool) -> bytes:
-    """Return the bytes that may get no token: dropped ones, or many that become one. Raises NoBound."""
+    """Return the byte values that may get no token, because they are dropped or because many become one
+    token. Raises NoBound."""
     vocabulary = backend.get_vocab(with_added_tokens=False)
     if byte_level:
         covered = {byte for letter, byte in byte_letters().items() if _has(backend, vocabulary, letter)}
@@ -200,7 +207,7 @@ def _uncovered_bytes(backend: Any, normalizer: Sequence[Mapping[str, Any]], *, b
 
 
 def _has(backend: Any, vocabulary: Collection[str], letter: str) -> bool:
-    """Whether there is a token for `letter` at every position of a word."""
+    """Return whether the vocabulary has a token for `letter` at every position of a word."""
     prefix = getattr(backend.model, "continuing_subword_prefix", None) or ""
     suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
     return all(
@@ -209,8 +216,8 @@ def _has(backend: Any, vocabulary: Collection[str], letter: str) -> bool:
 
 
 def _covered_by_characters(backend: Any, vocabulary: Collection[str]) -> set[int]:
-    """Return the bytes that get a token, if words are made of characters. A space may be replaced before,
-    so it does not count unless every byte does."""
+    """Return the byte values that surely get a token, for a vocabulary of characters. A space counts only if
+    every byte does, because it may be replaced before."""
     by_fallback = set()
     if _falls_back(backend.model):
         by_fallback = {byte for byte in UTF8_BYTES if f"<0x{byte:02X}>" in vocabulary}
@@ -225,7 +232,7 @@ def _covered_by_characters(backend: Any, vocabulary: Collection[str]) -> set[int
 
 
 def _falls_back(model: Any) -> bool:
-    """Whether unknown characters become tokens of their bytes."""
+    """Return whether a tokenizer model writes an unknown character as tokens of its bytes."""
     if hasattr(model, "byte_fallback"):
         return bool(model.byte_fallback)
     return bool(json.loads(model.__getstate__()).get("byte_fallback"))

@@ -1,8 +1,8 @@
 """A model's tokenizer and chat template, in a process that never loads torch.
 
-The reference library's tokenizer and chat template do the work. Importing that library beside an installed
-torch imports torch as well: seconds and hundreds of megabytes for a process that holds no tensor.
-`keep_torch_out` prevents it. The bootstrap calls it before everything else.
+The transformers library does the work. If torch is installed, importing transformers also imports torch. That
+costs seconds and hundreds of megabytes, in a process that holds no tensor. `keep_torch_out` prevents it. The
+bootstrap process calls it before everything else.
 """
 
 import json
@@ -21,24 +21,25 @@ from baton.models.model_facts import json_object
 from baton.models.tokenizer_files import reference_tokenizer
 
 WHOLE_BYTES_MAX: Final = 128 * 2**10
-"""Size up to which any text is tokenised whole, which takes tens of megabytes at most."""
+"""Size in bytes up to which any text is tokenised in one piece, which takes tens of megabytes at most."""
 PIECE_CHARS: Final = 32 * 2**10
-"""Length of the pieces in which a longer text's tokens are counted first."""
+"""Length in characters of the pieces in which the tokens of a longer text are first counted."""
 WHOLE_TOKEN_BYTES: Final = 6
-"""Bytes for each allowed token, up to which a text is not counted in pieces first. Prompts that fit are
-tokenised once."""
+"""Bytes of text per allowed token, up to which a text is not first counted in pieces. So prompts that fit are
+tokenised only once."""
 COUNT_MARGIN: Final = 2
-"""Multiple of the bound from which on the count of pieces refuses a text. Cutting changes the count only near
-the cuts."""
+"""Multiple of the allowed tokens above which the count in pieces refuses a text. Cutting a text changes its
+count only near the cuts."""
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 class TooManyTokens(Exception):
-    """A text has more tokens than the caller allows."""
+    """Error: a text has more tokens than the caller allows."""
 
     def __init__(self, tokens: int, *, counted_all: bool = True) -> None:
-        """`counted_all`: the text has exactly `tokens`. Else it has more."""
+        """Set the message. `counted_all`: whether the text has exactly `tokens` tokens. Otherwise it has
+        more."""
         super().__init__(f"it has {tokens} tokens" if counted_all else f"it has more than {tokens} tokens")
         self.tokens = tokens
         self.counted_all = counted_all
@@ -47,8 +48,8 @@ class TooManyTokens(Exception):
 def keep_torch_out() -> None:
     """Make every later `import torch` of this process fail, so that transformers works without it.
 
-    The bootstrap's process calls it before anything imports transformers. A process that also runs a worker
-    never does. Raises RuntimeError if torch is loaded already.
+    The bootstrap process calls it before anything imports transformers. A process that also runs a worker
+    never calls it. Raises RuntimeError if torch is loaded already.
     """
     if sys.modules.get("torch") is not None:
         raise RuntimeError("torch is loaded already: keep_torch_out has to come before every other import")
@@ -57,15 +58,16 @@ def keep_torch_out() -> None:
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template. Immutable after construction, safe in threads."""
+    """A model's tokenizer and chat template. Immutable after construction, and safe to use from several
+    threads."""
 
     def __init__(self, reference: Any) -> None:
-        """`reference` is a transformers tokenizer with a `tokenizers` backend."""
+        """Wrap a transformers tokenizer, `reference`, which has a `tokenizers` backend."""
         self.chat: Final = ChatTemplate(reference)
-        """The chat template, which makes a prompt of a conversation."""
+        """The model's chat template, which makes a prompt from a conversation."""
         self._backend = reference.backend_tokenizer
         self.codec: Final[Codec] = self._backend
-        """The `tokenizers` tokenizer, for incremental decoding."""
+        """The underlying `tokenizers.Tokenizer`, for incremental decoding."""
         self._backend.no_truncation()
         self._backend.no_padding()
         self._floor = TokenBound(self._backend)
@@ -82,23 +84,25 @@ class Tokenizer:
         self._byte_of = byte_letters() if _is_byte_level(self._backend) else None
         self._bytes: dict[int, bytes] = {}
         self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
-        """Whether a text is just its tokens' bytes, one after the other."""
+        """Whether a text is exactly the bytes of its tokens, one token after the other."""
         self.whole_texts: Mapping[int, str | None] = _WholeTexts(self._whole_text)
-        """Text of each token that is whole characters which no other token can change, else None."""
+        """Text of each token, by id, if it is whole characters that no other token can change. Otherwise
+        None."""
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound of the tokens of a text, from its length, which costs nearly nothing."""
+        """Return a lower bound on the number of tokens of a text. It is computed from the text's length,
+        which costs nearly nothing."""
         return self._floor.least(text)
 
     @property
     def floor(self) -> TokenBound:
-        """Lower bound of the number of tokens."""
+        """Lower bound on the number of tokens of a text, for this tokenizer."""
         return self._floor
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """Return the token ids of `text`. Markup of special tokens in it becomes these tokens.
+        """Return the token ids of `text`. The spelling of a special token within the text becomes that token.
 
-        Raises TooManyTokens for more than `most`.
+        Raises TooManyTokens for more than `most` tokens.
         """
         if most is not None:
             self._count_in_pieces(text, most)
@@ -112,9 +116,11 @@ class Tokenizer:
         return ids
 
     def _count_in_pieces(self, text: str, most: int) -> None:
-        """Raise TooManyTokens for a long text that has far more tokens than `most`, in one piece's memory.
+        """Raise TooManyTokens for a long text that has far more tokens than `most`, with the memory of one
+        piece.
 
-        Tokenising takes hundreds of bytes of memory a token, or some 70 a byte where there are few tokens.
+        Tokenising takes hundreds of bytes of memory per token, or about 70 per byte of text if tokens are
+        few.
         """
         limit = COUNT_MARGIN * most
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -130,12 +136,12 @@ class Tokenizer:
                 raise TooManyTokens(most, counted_all=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of `ids`, exactly as the model wrote it (no clean-up of spaces)."""
+        """Return the text of the token ids, exactly as the model wrote it, without clean-up of spaces."""
         return self.codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
     @property
     def response_template(self) -> Any:
-        """Template by which answers are parsed, if the model's makers provide one."""
+        """Template for parsing answers, if the model's makers provide one. Otherwise None."""
         return self._response_template
 
     @property
@@ -145,12 +151,12 @@ class Tokenizer:
 
     @property
     def added(self) -> Mapping[str, int]:
-        """Ids of the tokens that were added to the trained vocabulary, by their texts."""
+        """Ids of the tokens that were added to the trained vocabulary, by text."""
         return self._added_ids
 
     @property
     def special(self) -> Mapping[int, str]:
-        """Texts of the special tokens, by id. They are left out of text by default."""
+        """Texts of the special tokens, by id. By default they are left out of decoded text."""
         return self._special
 
     def check_chat(self) -> None:
@@ -158,20 +164,22 @@ class Tokenizer:
         self.chat.check()
 
     def beyond(self, vocabulary: int) -> list[str]:
-        """Return the tokens, by id, that a model with `vocabulary` ids lacks."""
+        """Return the spellings of tokens, ordered by id, that a model with only `vocabulary` token ids
+        lacks."""
         ids = {*range(vocabulary, self._backend.get_vocab_size()), *(id_ for id_ in self._added)}
         pieces = (self._added.get(id_) or self.piece(id_) for id_ in sorted(ids) if id_ >= vocabulary)
         return [piece for piece in pieces if piece]
 
     def token_bytes(self, id_: int) -> bytes:
-        """Return the bytes of one token, whose sequence is the text; b"" for an unknown id."""
+        """Return the bytes of one token; b"" for an unknown id. The bytes of consecutive tokens join to their
+        text."""
         known = self._bytes.get(id_)
         if known is None:
             known = self._bytes[id_] = self._bytes_of(id_)  # at most one entry per vocabulary entry
         return known
 
     def piece(self, id_: int) -> str:
-        """Return the token as the vocabulary spells it; "" for an unknown id."""
+        """Return a token as the vocabulary spells it; "" for an unknown id."""
         return self._backend.id_to_token(id_) or ""
 
     def _whole_text(self, id_: int) -> str | None:
@@ -197,7 +205,8 @@ class Tokenizer:
 
 
 class _WholeTexts(dict[int, str | None]):
-    """Texts of tokens, computed on demand: at most one entry for each entry of the vocabulary."""
+    """Map from token id to text that computes each entry when it is first read. It has at most one entry per
+    token."""
 
     def __init__(self, text_of: Callable[[int], str | None]) -> None:
         super().__init__()
@@ -209,11 +218,11 @@ class _WholeTexts(dict[int, str | None]):
 
 
 PROCESSOR_TEMPLATE: Final = "chat_template.json"
-"""File in which models that also read images may have their chat template."""
+"""Name of the file in which multimodal models may store their chat template."""
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """Load the tokenizer and chat template of a safetensors model directory.
+    """Return the tokenizer and chat template of a safetensors model directory.
 
     Imports no torch after `keep_torch_out`. Raises TokenizerUnusable and ModelUnreadable.
     """
@@ -241,7 +250,7 @@ def _is_byte_level(backend: Any) -> bool:
 
 
 def _decoders(backend: Any) -> list[str]:
-    """Return the types of the decoder's steps."""
+    """Return the types of the steps of a tokenizer's decoder."""
     if backend.decoder is None:
         return []
     state = json.loads(backend.decoder.__getstate__())

@@ -1,9 +1,10 @@
-"""Thread pool for work on long texts, with fair turns by caller.
+"""Thread pool for work on long texts, with fair turns among callers.
 
-Tokenising takes a second for each megabyte or two, and hundreds of bytes of memory for each byte. So one of
-the longest texts is worked on at a time, and the others have a thread that no such text can occupy. Callers
-that wait take turns, one text each round, however much each of them sent: one caller delays another by one
-text at most. What waits is bounded in bytes, of each caller and of all, and in time (`bounded-admission`).
+Tokenising takes a second for each megabyte or two, and hundreds of bytes of memory for each byte. So only one
+of the longest texts is processed at a time. The other texts have a thread that no such text can occupy.
+Waiting callers take turns, one text each, however much each of them has sent. So one caller delays another by
+one text at most. Waiting texts are limited in bytes, per caller and in total, and in time
+(`bounded-admission`).
 """
 
 import asyncio
@@ -17,16 +18,18 @@ from baton.api.backend import Overloaded
 from baton.runtime.memory_trimming import trim_memory
 
 THREADS: Final = 2
-"""Tokenising releases the interpreter lock. More threads would only take cores from the event loop."""
+"""Number of threads. Tokenising releases the interpreter lock, so more threads would only take cores from the
+event loop."""
 LONG_BYTES: Final = 256 * 2**10
-"""Size from which on a text is long. A shorter one takes a fraction of a second."""
+"""Size in bytes above which a text counts as long. A shorter one takes a fraction of a second."""
 LONG_AT_ONCE: Final = 1
 GIVE_BACK_BYTES: Final = 64 * 2**10
-"""Size from which on the memory that a text took is returned to the system afterwards."""
+"""Size of a text in bytes above which freed memory is returned to the operating system after the work."""
 WAITING_BYTES_MAX: Final = 64 * 2**20
 CALLER_WAITING_BYTES_MAX: Final = WAITING_BYTES_MAX // 2
 ONE_BYTES: Final = 4096
-"""Least size that a waiting text counts with, so that their number is bounded, too."""
+"""Least bytes that a waiting text counts as. So the limit on bytes also limits the number of waiting
+texts."""
 WAIT_S: Final = 60.0
 RETRY_AFTER_S: Final = 1
 RETRY_LONG_AFTER_S: Final = 10
@@ -41,7 +44,8 @@ class _Waiter:
 
 
 class _Lane:
-    """Waiting texts of one kind, by caller. The caller that had no turn for longest is first."""
+    """Queue of waiting texts of one kind (short or long), by caller. The caller that had no turn for the
+    longest time is first."""
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
@@ -49,7 +53,8 @@ class _Lane:
         self.of: OrderedDict[bytes, deque[_Waiter]] = OrderedDict()
 
     def next(self) -> _Waiter | None:
-        """Remove and return the waiter whose turn it is. Its caller goes to the end."""
+        """Remove and return the waiting text whose turn it is, or None. Its caller moves to the end of the
+        queue."""
         while self.of:
             caller, waiters = next(iter(self.of.items()))
             waiter = waiters.popleft()
@@ -63,22 +68,25 @@ class _Lane:
 
 
 class FairThreadPool:
-    """Two threads, which end with the process. Used from one event loop."""
+    """Pool of two threads that process texts, with fair turns among callers. The threads end with the
+    process. Used from one event loop."""
 
     def __init__(self, text: str = "long prompt", done: str = "tokenised") -> None:
-        """`text`: what the threads work on, and `done`: what they do, both for error messages."""
+        """Make the threads. `text`: name of what they work on. `done`: participle of what they do. Both are
+        for error messages."""
         self._text, self._done = text, done
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=done)
         self._short, self._long = _Lane(THREADS), _Lane(LONG_AT_ONCE)
         self._waiting: dict[bytes, int] = {}
-        """Waiting bytes, by caller."""
+        """Bytes of waiting texts, by caller."""
         self._waiting_bytes = 0
 
     async def run(self, caller: bytes, size: int, work: Callable[[], T]) -> T:
-        """Run `work` in a thread and return its result. `size`: bytes of text that it works on.
+        """Run `work` in a thread and return its result. `size`: bytes of the text that it works on.
 
-        Raises Overloaded, or what `work` raises. Cancelled while it waits, it leaves the queue. Cancelled
-        while it runs, the thread goes on.
+        Raises Overloaded if too much is waiting or the wait is too long, and whatever `work` raises. If the
+        call is cancelled while it waits, it leaves the queue. If it is cancelled later, the thread finishes
+        the work.
         """
         lane = self._long if size > LONG_BYTES else self._short
         if lane.of or not self._may_run(lane):
