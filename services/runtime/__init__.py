@@ -1,1 +1,1 @@
-"""What every process needs: settings, logs, clocks, start-up errors, and facts about its machine."""
+"""Basics that every process uses: settings, logs, clocks, start-up errors, and facts about its machine."""

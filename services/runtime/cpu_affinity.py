@@ -1,4 +1,4 @@
-"""Cores and number of compute threads of this process."""
+"""CPU cores that this process may use, and its number of compute threads."""
 
 import os
 
@@ -6,16 +6,17 @@ from baton.runtime.errors import StartupError
 
 
 def allowed_cpus() -> tuple[int, ...]:
-    """Return the cores that this process may use now, ascending."""
+    """Return the CPU cores that this process may use now, by number, ascending."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def pin(cpus: tuple[int, ...], threads: int) -> int:
-    """Restrict this process to `cpus`, if there are any, and set its number of compute threads.
+    """Restrict this process to the cores `cpus`, if any are given, and set and return its number of compute
+    threads.
 
-    If `threads` is 0, OMP_NUM_THREADS counts if it is a number, else one thread a core. Call it before the
-    tensor library is imported, which reads both once. Return the number of threads. Raises StartupError for a
-    core that this process may not use.
+    If `threads` is 0, the number is OMP_NUM_THREADS if that is a number, else one thread per core. Call it
+    before the tensor library is imported, which reads both once. Raises StartupError for a core that this
+    process may not use.
     """
     if cpus:
         missing = sorted(set(cpus) - set(allowed_cpus()))

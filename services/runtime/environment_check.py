@@ -1,8 +1,8 @@
-"""Environment variables of libraries and platforms that would change what a process does.
+"""Treatment of environment variables of libraries and platforms that would change what a process does.
 
 Libraries read the environment themselves. A variable that would misdirect the stack's own connections, change
 its numbers or take its cores is dropped before any library is loaded. A variable that a platform sets with
-good reason stays. Each family of variables has its line here, and docs/settings.md is made from it.
+good reason stays. Each family of variables has its entry here, and docs/settings.md is made from it.
 """
 
 import os
@@ -19,29 +19,29 @@ WARNINGS: Final = "PYTHONWARNINGS"
 
 
 class VariableVerdict(StrEnum):
-    """Treatment of a variable."""
+    """What Baton does with an environment variable of a library or platform at the start of a process."""
 
     DROPPED = "dropped"
-    """Removed at the start, with one line in the log."""
+    """The variable is removed at the start, with one line on stderr."""
     SET = "set"
-    """Set to this project's value, whatever it was before."""
+    """The variable is set to this project's value, whatever it was before."""
     BY_OTHERS = "default"
-    """Set to this project's value if it is not set."""
+    """The variable is set to this project's value if it is not set."""
     IGNORED = "ignored"
-    """Read by no library in the way that this project uses it."""
+    """The variable has no effect on how this project uses its library."""
     HONOURED = "honoured"
-    """Means what its library documents."""
+    """The variable has the effect that its library documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Variables that get the same treatment."""
+    """Group of environment variables that get the same treatment."""
 
     names: tuple[str, ...]
     verdict: VariableVerdict
     why: str
     value: str = ""
-    """Value of variables that are SET or BY_OTHERS."""
+    """Value that variables get if they are SET or BY_OTHERS."""
 
 
 FAMILIES: Final = (
@@ -203,12 +203,15 @@ FAMILIES: Final = (
         " parts",
     ),
 )
-"""All families. The first one that contains a name decides. `*` stands for any ending."""
+"""All groups of environment variables. The first one that contains a name decides. `*` stands for
+any ending."""
 
 
 def check_interpreter() -> None:
-    """Refuse a Python without docstrings, and undo warning filters that a variable set. Raises
-    StartupError."""
+    """Raise StartupError if this Python runs without docstrings (-OO), which the transformers library needs.
+
+    It also undoes warning filters that PYTHONWARNINGS has set.
+    """
     if sys.flags.optimize > 1:
         raise StartupError(
             "this Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), which the transformers library"
@@ -221,8 +224,10 @@ def check_interpreter() -> None:
 
 
 def clean_environment(environ: MutableMapping[str, str]) -> list[str]:
-    """Prepare `environ` for the libraries, before any of them is loaded. Return the names that were
-    dropped."""
+    """Apply FAMILIES to the variables in `environ`, before any library is loaded.
+
+    Return the names of the variables that were dropped.
+    """
     dropped = []
     for family in FAMILIES:
         for name in family.names:

@@ -9,11 +9,11 @@ from typing import Final
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_GROUP: Final = 3
-"""Exit code of a rank that ends because of another rank. Look for the cause there first."""
+"""Exit code of a rank that ends because of another rank. That rank's log has the cause."""
 
 
 class StartupError(Exception):
-    """Something outside the program is missing or in the way: a model, a port, memory, a device.
+    """Something outside the program prevents a start or forces an end: a model, a port, memory, a device.
 
     The text is one or two sentences: what is wrong, with the offending value, and what to change.
     """
@@ -22,24 +22,25 @@ class StartupError(Exception):
 
 
 class MemoryNotMoved(StartupError):
-    """Memory that had to be taken back from its writers could not be moved.
+    """KV memory that peers might still write to could not be moved to another address.
 
-    The end of the process is the same proof that no write lands. Its starter starts it again.
+    The process ends instead, which proves as well that no write lands. The program that started it starts it
+    again.
     """
 
 
 class ReportedGone(StartupError):
-    """This process was reported gone to the router, which has notified its peers.
+    """Another process has reported to the router that this process exited, and its peers were notified.
 
-    It ends at once to make that true. Its starter starts it again.
+    It ends at once to make that true. The program that started it starts it again.
     """
 
 
 class GroupLost(StartupError):
     """Another rank of this worker is gone, late, or disagrees.
 
-    Nothing can be finished any more, least of all a running step. The process ends without waiting for it,
-    and the starter of the group starts it again.
+    This rank can finish nothing any more, least of all a running step. The process ends without waiting for
+    the step. The program that started the ranks starts them again.
     """
 
     exit_code: int = EXIT_GROUP
@@ -56,5 +57,5 @@ class SettingsError(StartupError):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the class of an error and the first line of its text."""
+    """Return an error as one line of text: its class name and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,11 +1,11 @@
-"""A locked file by which a worker's next process proves that the last one has ended.
+"""A locked file by which a worker's next process proves that the previous one has ended.
 
-A worker's process locks the file for as long as it lives. It leaves in it what a report of its exit has to
-show. The kernel gives the lock to the next process once the last one has ended. A process that is only
-stopped keeps it.
+A worker's process locks the file for as long as it lives. In the file it leaves the data that a report of its
+exit needs. The kernel gives the lock to the next process once the previous one has ended. A process that is
+only stopped keeps it.
 
-The next process reports the exit (`exit-by-starter`), since a platform that restarts workers reports none.
-Records of another boot prove nothing, since the file may lie on a shared disk.
+The next process reports the exit (`exit-by-starter`), because a platform that restarts workers reports none.
+Records from before the host's last boot prove nothing, because the file may lie on a shared disk.
 """
 
 import fcntl
@@ -24,10 +24,10 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 LOCK_S: Final = 10.0
-"""Longest wait for a process that is about to end."""
+"""Longest wait for the previous process to end and release the lock, in seconds."""
 POLL_S: Final = 0.05
 RECORDS_MAX: Final = 16
-"""Most records of exits that are not reported yet. The newest stay."""
+"""Most records of exits that are still to be reported. The newest stay."""
 BYTES_MAX: Final = 65_536
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 RANKS: Final = ".ranks"
@@ -35,7 +35,7 @@ RANKS: Final = ".ranks"
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """Contents of a report of a process's exit."""
+    """Data that a report of one process's exit needs: worker name, process id and secret."""
 
     name: str
     """Name of the worker."""
@@ -44,10 +44,14 @@ class ExitRecord:
 
 
 class ExitFile:
-    """The file of one worker on this host, locked by this process until it ends or closes it."""
+    """Exit file of one worker on this host. This process holds its lock until it ends or closes it."""
 
     def __init__(self, path: str, lock_s: float = LOCK_S) -> None:
-        """Raises StartupError if another process has the lock, or the file cannot be used."""
+        """Open and lock the file. Raises StartupError if another process has the lock, or the file cannot be
+        used.
+
+        `lock_s`: longest wait for the lock, in seconds.
+        """
         self._path = path
         self._file = _open(path)
         try:
@@ -62,7 +66,7 @@ class ExitFile:
             raise
         self._boot = BOOT_ID.read_text().strip()
         self.previous: list[ExitRecord] = self._read()
-        """Processes that have ended without a report, the newest last."""
+        """Records of processes that have ended and whose exit was not reported yet, the newest last."""
         self._own: list[ExitRecord] = []
 
     def __enter__(self) -> "ExitFile":
@@ -74,21 +78,24 @@ class ExitFile:
         os.close(self._file)
 
     def leave(self, own: Iterable[ExitRecord]) -> None:
-        """Leave the records of the processes that run now to the next process. Raises StartupError."""
+        """Write the records of the processes that run now to the file, for the next process. Raises
+        StartupError."""
         self._own = list(own)
         self._write()
 
     def retain(self, record: ExitRecord) -> None:
-        """Leave the record of an ended process, whose exit could not be reported, to the next process.
+        """Keep the record of an ended process in the file, so that the next process reports its exit.
 
-        It stays with the records of the processes that `leave` names later. Raises StartupError.
+        It is for an exit that could not be reported. It stays beside the records that `leave` writes later.
+        Raises StartupError.
         """
         self._own = [each for each in self._own if each != record]
         self.previous = [*self.previous, record][-RECORDS_MAX:]
         self._write()
 
     def reported(self, record: ExitRecord) -> None:
-        """Forget a record, since the bootstrap has answered the report of this exit. Raises StartupError."""
+        """Remove a record from the file, after the bootstrap has answered the report of its exit. Raises
+        StartupError."""
         self.previous = [each for each in self.previous if each != record]
         self._write()
 
@@ -120,9 +127,9 @@ class ExitFile:
 
 
 def lock_as_rank(path: str) -> int:
-    """Keep a later launcher from reporting that this rank has ended, for as long as the rank lives.
+    """Lock the exit file as one of a worker's ranks, for as long as this rank lives.
 
-    Returns the open file. Raises StartupError.
+    A later launcher then cannot report this rank as ended. Return the open file. Raises StartupError.
     """
     file = _open(path + RANKS)
     try:

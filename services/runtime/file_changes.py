@@ -1,4 +1,4 @@
-"""Detection of changed files, for files that are replaced while the process runs."""
+"""Detection of changes to files that are replaced while the process runs, such as certificates."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class FileChanges:
-    """Watch over some files.
+    """Detector of changes to some files, by their modification time, size and inode.
 
-    Create it before the files are read, so that no change is missed. A check is cheap, since it looks at most
-    once a second.
+    Create it before the files are read, so that no change is missed. A check is cheap, because it looks at
+    the files at most once a second.
     """
 
     def __init__(self, paths: Sequence[Path], now_s: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class FileChanges:
     def seen(self) -> bool:
         """Return whether a file has changed since the last call that returned True.
 
-        Links are followed, since platforms replace a mounted secret by changing a link.
+        Links are followed, because platforms replace a mounted secret by changing a link.
         """
         now_s = self._now_s()
         if now_s - self._looked_s < LOOK_S:

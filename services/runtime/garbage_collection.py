@@ -1,7 +1,7 @@
-"""Settings of Python's garbage collector for a service that has started.
+"""Tuning of Python's garbage collector for a service that has started.
 
-The collector then looks only at newer objects. Hundreds of thousands of objects that the start loaded live as
-long as the process. To look through them again and again takes a tenth of a busy process's time.
+After that the collector scans only newer objects. Hundreds of thousands of objects from the start live as
+long as the process. Scanning them again and again takes a tenth of a busy process's time.
 """
 
 import gc
@@ -12,17 +12,17 @@ from typing import Final
 from baton.runtime.memory_trimming import trim_memory
 
 NEW_OBJECTS: Final = 10_000
-"""New objects between two collections of the youngest generation. A request makes far fewer, and frees them
-at its end without a collection.
-"""
+"""Number of new objects after which Python collects the youngest generation. A request makes far fewer, and
+frees them at its end without a collection."""
 LOOKS: Final = 10
-"""Collections of a generation before one of the next older generation."""
+"""Number of collections of one generation before the next older generation is collected."""
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Context of imports, without collections. Nearly all objects of imports stay, and collections would take
-    a fifth of the time.
+    """Context manager that turns off garbage collection while modules are imported.
+
+    Nearly all objects made by imports stay, and collections would take a fifth of the time.
     """
     gc.disable()
     try:
@@ -32,7 +32,8 @@ def collection_paused() -> Iterator[None]:
 
 
 def freeze_loaded_objects() -> None:
-    """Exempt all present objects from collections. Called once, when everything that stays is loaded."""
+    """Exempt all present objects from garbage collection. Called once, when everything that stays
+    is loaded."""
     gc.collect()
     trim_memory()
     gc.freeze()

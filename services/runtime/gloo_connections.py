@@ -1,7 +1,7 @@
-"""Gloo connections of a process to the other ranks of its worker, and the reasons why they fail.
+"""Gloo process group that connects a process to the other ranks of its worker, and texts of its errors.
 
-The agreement on turns and the engine's collectives are process groups of their own. Both pass in
-torch.distributed, since this package is also loaded where the tensor library is not.
+The ranks' agreement on turns and the engine's collectives use separate groups, both made here. Callers pass
+in torch.distributed, because this package is also loaded by processes without torch.
 """
 
 import os
@@ -17,11 +17,11 @@ ADVICE: Final = " This is typically caused by"
 def connect_gloo(
     c10d: Any, store: Any, rank: int, size: int, timeout: timedelta, host: str, port: int
 ) -> Any:
-    """Return a gloo process group of `c10d`, which is torch.distributed, over `store`. Block for at most
-    `timeout`.
+    """Return a gloo process group that connects this rank to the others, which meet at `store`.
 
-    A rank listens at the address from which it reaches rank 0, `host:port`. GLOO_SOCKET_IFNAME, torch's own
-    variable, names another network. Raises RuntimeError, OSError.
+    `c10d`: the module torch.distributed. It blocks for at most `timeout`. A rank listens at the address from
+    which it reaches rank 0, `host:port`. GLOO_SOCKET_IFNAME, torch's own variable, names another network.
+    Raises RuntimeError, OSError.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return c10d.ProcessGroupGloo(store, rank, size, timeout)
@@ -32,18 +32,18 @@ def connect_gloo(
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:
-    """Set the time-out in a process group's `options`, of gloo or NCCL. torch has only a private
-    name for it."""
+    """Set the time-out in the `options` of a gloo or NCCL process group. torch has only a private name for
+    it."""
     options._timeout = timeout
 
 
 def first_line(error: Exception) -> str:
-    """Return an error's first line, without its place in torch's sources and torch's advice."""
+    """Return the first line of a torch error, without the location in torch's sources and torch's advice."""
     return SOURCE_LOCATION.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]
 
 
 def _address_toward(host: str, port: int) -> str:
-    """Return this machine's address on the way to `host`."""
+    """Return the address that this machine uses for connections to `host`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

@@ -1,8 +1,8 @@
-"""Memory of the host that peers write to by its address, and that can be taken away from them.
+"""Host memory that peers write to by address, and that can be moved out of their reach.
 
-A write of a peer names an address of this process. It cannot be recalled, but it can be made to miss. The
-contents move to another address without a copy. At the old address remains a *sink*: mapped memory that
-nothing reads. A late write to it harms neither the moved bytes, nor a later mapping of that address, nor the
+A peer's write names an address of this process. It cannot be recalled, but it can be made to miss. The
+contents are moved to another address without a copy. The old address remains mapped as a *sink*: memory that
+nothing reads. A late write to it harms neither the moved bytes, nor a later mapping at that address, nor the
 code that writes.
 """
 
@@ -15,15 +15,17 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 MOVES_MAX: Final = 1024
-"""Most moves of one memory. Each leaves a sink of its length in the address space."""
+"""Most times that one block of memory can be moved. Each move leaves a sink of its length in the address
+space."""
 
 HUGE: Final = 2 << 20
-"""Alignment of huge pages, bytes. With them, gathering scattered KV pages misses the TLB less often."""
+"""Size and alignment of a huge page, in bytes. With huge pages, gathering scattered KV pages misses the TLB
+less often."""
 
 _MREMAP_MAYMOVE: Final = 1
 _MREMAP_FIXED: Final = 2
 _MREMAP_DONTUNMAP: Final = 4
-"""Linux 5.7 and later, for private anonymous memory."""
+"""Flag of mremap that keeps the old address mapped. Needs Linux 5.7, and private anonymous memory."""
 _NO_ACCESS: Final = 0
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -31,9 +33,9 @@ _MAP_FIXED: Final = 0x10
 _MADV_DONTNEED: Final = 4
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14 and later."""
+"""Advice to madvise that makes the system provide pages at once. Needs Linux 5.14."""
 _PIECE: Final = 8 << 20
-"""Bytes populated in one call."""
+"""Bytes that one madvise call populates."""
 _IDLE: Final = 19
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -47,11 +49,11 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class CannotMove(Exception):
-    """The memory could not be moved. The text says why."""
+    """The memory could not be moved to another address. The text says why."""
 
 
 class Movable(Protocol):
-    """Memory that can move to another address with its contents."""
+    """Memory that can be moved to another address together with its contents."""
 
     @property
     def address(self) -> int: ...
@@ -61,20 +63,23 @@ class Movable(Protocol):
 
     @property
     def device(self) -> str:
-        """Device of the memory: cpu or cuda:N."""
+        """Device that holds the memory: "cpu" or "cuda:N"."""
 
     def move(self) -> None:
-        """Move it. This process must neither read nor write it meanwhile. Raises CannotMove."""
+        """Move the contents to another address. This process must neither read nor write them meanwhile.
+
+        Raises CannotMove.
+        """
 
 
 class HostMemory:
-    """`length` zeroed, page-aligned bytes of this process, at one address until `move`.
+    """A block of `length` zeroed, page-aligned bytes of main memory, at one address until `move`.
 
-    They and their sinks stay mapped for as long as this object or a view of them exists.
+    The block and the sinks at its former addresses stay mapped as long as this object or a view of it exists.
     """
 
     def __init__(self, length: int) -> None:
-        """`length`: bytes, more than 0. Raises MemoryError if the system refuses them."""
+        """Map the memory. `length`: bytes, more than 0. Raises MemoryError if the system refuses."""
         self.length = length
         self.device = "cpu"
         self._span = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -93,14 +98,15 @@ class HostMemory:
 
     @property
     def view(self) -> memoryview:
-        """Return a view of the bytes at their present address. A view from before a move shows the sink."""
+        """View of the bytes at their present address. A view from before a move shows the sink."""
         return memoryview(self._bytes).cast("B")
 
     def populate(self) -> threading.Thread:
-        """Make the system provide all pages now, in a thread that takes idle time only.
+        """Make the system provide all pages of the memory now, in a thread of low priority. Return the
+        thread.
 
-        Otherwise it provides each page at its first write, which makes a peer's first write many times
-        slower. If the system cannot, nothing happens.
+        Otherwise the system provides each page at its first write, which makes a peer's first write many
+        times slower. If the system cannot do this, nothing happens.
         """
         thread = threading.Thread(target=self._populate, name="populate", daemon=True)
         thread.start()
@@ -117,11 +123,11 @@ class HostMemory:
     def move(self) -> None:
         """Move the contents to another address. Nothing may read or write them meanwhile.
 
-        Later writes of peers to the old address land in the sink. Hardware that knows the pages otherwise
-        than by address, such as a registration with a network card, must have released them before.
+        Later writes of peers to the old address land in the sink. Hardware that has registered the pages,
+        such as a network card, must have released them before.
 
-        Raises CannotMove, with nothing changed, after MOVES_MAX moves, on a kernel that cannot, or if the
-        system refuses the address space.
+        Raises CannotMove after MOVES_MAX moves, on a kernel that cannot move memory, or if the system refuses
+        the address space. Nothing has changed then.
         """
         if len(self._sinks) >= MOVES_MAX:
             raise CannotMove(f"{self.length} bytes of memory were moved {MOVES_MAX} times already")
@@ -141,7 +147,8 @@ class HostMemory:
 
 
 def _reserve(span: int) -> int:
-    """Return a free range of the address space, aligned for huge pages if `span` is long enough."""
+    """Reserve `span` bytes of address space and return their address, aligned for huge pages if `span` is
+    long enough."""
     slack = HUGE if span >= HUGE else 0
     start = _libc.mmap(None, span + slack, _NO_ACCESS, _PRIVATE, -1, 0)
     if start == _FAILED:
@@ -154,7 +161,8 @@ def _reserve(span: int) -> int:
 
 
 def _mapped(place: int, length: int, span: int) -> ctypes.Array[ctypes.c_char]:
-    """Return the bytes at `place`, which are unmapped when nothing refers to them any more."""
+    """Return the `length` bytes at the address `place`. They are unmapped when nothing refers to them any
+    more."""
     buffer = (ctypes.c_char * length).from_address(place)
     weakref.finalize(buffer, _libc.munmap, place, span).atexit = False
     return buffer

@@ -1,4 +1,4 @@
-"""TCP ports that are bound early, so that a taken port is found before anything slow happens."""
+"""Binding of TCP ports early in the start, so that a taken port is found before anything slow happens."""
 
 import errno
 import socket
@@ -12,8 +12,8 @@ BACKLOG: Final = 2048
 def bind_port(host: str, port: int, flag: str) -> socket.socket:
     """Return a listening TCP socket on `host:port`. Port 0 takes any free one, which `port_of` returns.
 
-    It listens at once, so that a second process fails here rather than later. `flag`: the setting of the
-    port, for the message. Raises StartupError.
+    It listens at once, so that a second process fails here rather than later. `flag`: name of the port's
+    setting, for the error. Raises StartupError.
     """
     sock = reserve_port(host, port, flag)
     try:
@@ -28,8 +28,8 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
 def reserve_port(host: str, port: int = 0, flag: str = "", host_flag: str = "--host") -> socket.socket:
     """Return a bound socket that does not listen. Port 0 takes any free one.
 
-    As long as it is open, the system gives the port to no other program. A process that is given the port can
-    listen there. `flag`, `host_flag`: the settings of the port and the host, for the message. Raises
+    As long as it is open, the system gives the port to no other program. A process that is told the port can
+    still listen there. `flag`, `host_flag`: names of the settings of port and host, for the error. Raises
     StartupError.
     """
     try:
@@ -49,7 +49,7 @@ def reserve_port(host: str, port: int = 0, flag: str = "", host_flag: str = "--h
 
 
 def port_of(sock: socket.socket) -> int:
-    """Return the port of a bound socket."""
+    """Return the port number of a bound socket."""
     port: int = sock.getsockname()[1]
     return port
 
@@ -57,7 +57,7 @@ def port_of(sock: socket.socket) -> int:
 def cannot_listen(
     host: str, port: int, flag: str, error: OSError | None = None, host_flag: str = "--host"
 ) -> StartupError:
-    """Return the error for a port that cannot be bound, which names the flag to change."""
+    """Return the StartupError for a port that cannot be bound. Its text names the flag to change."""
     if error is None or error.errno == errno.EADDRINUSE:
         return StartupError(
             f"port {port} on {host} is in use: end what uses it or choose another with {flag}"

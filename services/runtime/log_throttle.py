@@ -8,7 +8,7 @@ EVERY_S: Final = 10.0
 
 
 class LogThrottle:
-    """Rate limit of one kind of line."""
+    """Rate limit for one kind of log line: at most one line in `every_s` seconds."""
 
     def __init__(self, every_s: float = EVERY_S, now_s: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
@@ -17,7 +17,8 @@ class LogThrottle:
         self._times = 0
 
     def count(self, times: int = 1) -> int:
-        """Count `times` events. Return their number since the last line if a line is due now, else 0."""
+        """Count `times` events. If a log line is due now, return the number of events since the last line,
+        else 0."""
         self._times += times
         now_s = self._now_s()
         if self._logged_s is not None and now_s - self._logged_s < self._every_s:

@@ -1,9 +1,9 @@
-"""Log lines: their formats, their fields, and writing that never blocks.
+"""Logging: formats and fields of log lines, and writing that never blocks.
 
 A message is a constant. Values go into fields (`room`, `request_id`, `trace_id`, `worker`, …), so that lines
 can be searched and counted. A line with a room also has its request and its trace, if the process knows them
-(`name_rooms`). Prompts and generated text are never logged unless `--log-prompts` asks for it
-(`secrets-unlogged`). No service waits for the reader of the lines (`no-blocking`).
+(`name_rooms`). Prompts and generated text are never logged unless `--log-prompts` is set
+(`secrets-unlogged`). No service waits for the reader of its log (`no-blocking`).
 """
 
 import json
@@ -21,11 +21,11 @@ from baton.ids import RoomId
 FieldValue = str | int | float | bool | None
 VALUE_CHARS_MAX: Final = 512
 PLAIN: Final = re.compile("[!#-&(-<>-~]+")
-"""Pattern of values that need no quotes, which are most."""
+"""Pattern of field values that are written without quotes, which are most."""
 PIECE_CHARS: Final = select.PIPE_BUF // len(r"\U00000000")
-"""Characters that a pipe or terminal takes in one write, whatever letters they are."""
+"""Number of characters that a pipe or terminal accepts in one write, whatever characters they are."""
 PATIENCE_MS: Final = 100
-"""Longest delay of a reader before lines are left out, milliseconds."""
+"""Longest wait for the log's reader before lines are left out, in milliseconds."""
 LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -36,7 +36,8 @@ LEVELS: Final = {
 encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 Names = Callable[[RoomId], Mapping[str, str]]
-"""Further fields of a room: `request_id`, `trace_id`. None for an unknown room."""
+"""Function that returns further log fields for a room: `request_id`, `trace_id`. Empty for an
+unknown room."""
 
 
 def _no_names(_: RoomId) -> Mapping[str, str]:
@@ -47,9 +48,9 @@ _names: Names = _no_names
 
 
 def name_rooms(names: Names = _no_names, *, also: bool = False) -> None:
-    """Add the fields of `names` to each later line with a `room`.
+    """Add the fields that `names` returns to each later log line with a `room`.
 
-    `also`: add to the names that were given before, in a process of several services.
+    `also`: whether to keep the function that was set before, in a process of several services.
     """
     global _names  # global, like the handlers that `configure` sets
     before = _names
@@ -57,7 +58,7 @@ def name_rooms(names: Names = _no_names, *, also: bool = False) -> None:
 
 
 class Log:
-    """A named logger with fields that all of its lines have."""
+    """A named logger with fields that it adds to each of its lines."""
 
     __slots__ = ("_fields", "_logger")
 
@@ -66,7 +67,7 @@ class Log:
         self._fields = fields
 
     def bind(self, **fields: FieldValue) -> "Log":
-        """Return this logger with further fields."""
+        """Return a logger that adds further fields to this logger's."""
         return Log(self._logger.name, **{**self._fields, **fields})
 
     def debug(self, message: LiteralString, **fields: FieldValue) -> None:
@@ -79,7 +80,7 @@ class Log:
         self._write(logging.WARNING, message, fields, error=None)
 
     def error(self, message: LiteralString, error: BaseException | None = None, **fields: FieldValue) -> None:
-        """Log at level error. With `error`, its traceback follows the line."""
+        """Log a line at level error. With `error`, its traceback follows the line."""
         self._write(logging.ERROR, message, fields, error=error)
 
     def _write(
@@ -95,7 +96,8 @@ class Log:
 def _record(
     name: str, level: int, message: str, fields: dict[str, FieldValue], error: BaseException | None = None
 ) -> logging.LogRecord:
-    """Make a log record. The library's own method also looks for the source line, which no format shows."""
+    """Return a log record. The standard library's own method also looks up the source line, which no format
+    shows."""
     exc_info = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord(name, level, "", 0, message, None, exc_info)
     record.baton_fields = fields
@@ -114,7 +116,8 @@ def _bounded(value: FieldValue) -> FieldValue:
 
 
 def _ids_as_text(fields: dict[str, FieldValue]) -> dict[str, FieldValue]:
-    """Return fields with room ids as text, since most readers of JSON cannot represent such numbers."""
+    """Return the fields with room ids as text, because most readers of JSON cannot represent
+    64-bit numbers."""
     return {name: str(value) if name == "room" else value for name, value in fields.items()}
 
 
@@ -128,12 +131,13 @@ def _second(since_epoch: int) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Formatter of text lines: `2026-01-31T12:00:00.000Z INFO decode.turn room admitted room=7
-    worker=decode-0`
+    """Formatter of log lines as text.
+
+    Example: `2026-01-31T12:00:00.000Z INFO decode.turn room admitted room=7 worker=decode-0`
     """
 
     def __init__(self, **always: FieldValue) -> None:
-        """`always`: fields of every line."""
+        """Make a formatter. `always`: fields that every line gets."""
         super().__init__()
         self._always = always
 
@@ -154,11 +158,11 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of JSON lines, one object each: time, level, logger, message, fields, and a
-    traceback if any."""
+    """Formatter of log lines as JSON: one object with time, level, logger, message, fields and
+    any traceback."""
 
     def __init__(self, **always: FieldValue) -> None:
-        """`always`: fields of every line."""
+        """Make a formatter. `always`: fields that every line gets."""
         super().__init__()
         self._always = always
 
@@ -177,9 +181,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class Lines(logging.StreamHandler[TextIO]):
-    """Writer that leaves out lines which a pipe or terminal does not take, for example from a stopped reader.
+    """Log handler that leaves out lines if the pipe or terminal does not accept them, instead of blocking.
 
-    The next line says how many were left out.
+    That happens for example if the reader is stopped. The next line says how many were left out.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -187,7 +191,7 @@ class Lines(logging.StreamHandler[TextIO]):
         self._ready: select.poll | None = select.poll()
         self._left_out = 0
         self._cut = False
-        """Whether the last write ended within a line."""
+        """Whether the last write ended in the middle of a line."""
         try:
             self._ready.register(stream, select.POLLOUT)
         except (OSError, TypeError, ValueError):  # not a real file
@@ -205,7 +209,7 @@ class Lines(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def _write(self, text: str) -> bool:
-        """Write a text. Return False if it was not taken, or only a part of it."""
+        """Write a text. Return whether it was accepted as a whole."""
         for begin in range(0, len(text), PIECE_CHARS):
             if self._ready is not None and not self._ready.poll(0 if self._left_out else PATIENCE_MS):
                 return False
@@ -216,11 +220,10 @@ class Lines(logging.StreamHandler[TextIO]):
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None, **always: FieldValue) -> None:
-    """Send every logger of the process to `stream`, which is stderr by default. Earlier handlers are
-    replaced.
+    """Send every logger of the process to `stream`, which is stderr by default, and replace earlier handlers.
 
-    `level`: a key of LEVELS. `log_format`: "text" or "json". `always`: fields of every line. The HTTP
-    client's and server's lines about single requests appear only at "debug", since metrics count the same.
+    `level`: a key of LEVELS. `log_format`: "text" or "json". `always`: fields that every line gets. The HTTP
+    client's and server's lines about single requests appear only at "debug", because metrics count the same.
     The tensor library's lines, one for each layer of each step, do not appear either.
     """
     handler = Lines(sys.stderr if stream is None else stream)

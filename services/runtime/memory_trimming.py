@@ -1,7 +1,7 @@
-"""Return of freed memory to the system.
+"""Return of freed memory from the C library's heap to the operating system.
 
-The C library reserves freed memory for later allocations, in a heap of each thread. So a process that did
-large work once stays large.
+The C library reserves freed memory for later allocations, in a heap of each thread. So a process that once
+did large work stays large.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Final
 
 INTERVAL_S: Final = 0.25
-"""Time between two returns of memory within a stage, seconds. Memory that is reused at once stays."""
+"""Seconds between two returns of freed memory in `trimming_memory`. Memory that is reused at once stays."""
 
 
 @cache
@@ -27,7 +27,7 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def trim_memory() -> None:
-    """Return freed memory to the system.
+    """Return freed memory to the operating system.
 
     It takes milliseconds for gigabytes, and other threads run meanwhile.
     """
@@ -38,10 +38,10 @@ def trim_memory() -> None:
 
 @contextmanager
 def trimming_memory() -> Iterator[None]:
-    """Context of large work, such as loading a model.
+    """Context manager for work that needs much memory, such as loading a model.
 
     Freed memory returns to the system every INTERVAL_S and at the end, so that the peak stays low. The
-    alternative, to map each large block by itself (`mallopt`), makes work on strips of weights two to three
+    alternative, to map each large block by itself (`mallopt`), makes work on slices of weights two to three
     times slower.
     """
     ended = threading.Event()

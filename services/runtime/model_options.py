@@ -1,48 +1,48 @@
-"""Options of how a model is loaded and sampled, as settings name them."""
+"""Options for loading and sampling a model, with the values that the settings accept."""
 
 from enum import Enum
 from typing import Final
 
 POSITIONS_MAX: Final = 2**31 - 1
-"""Most tokens of a context length."""
+"""Largest context length that can be set, in tokens."""
 
 
 class LoadFormat(Enum):
-    """Source of the weights."""
+    """Source of a model's weights."""
 
     AUTO = "auto"
-    """From the model's files."""
+    """Weights are loaded from the model's files."""
     DUMMY = "dummy"
-    """From no file: arbitrary numbers in the right shapes, equal in all processes whose devices are of one
-    kind."""
+    """No weights are loaded. They are arbitrary numbers in the right shapes, equal in all processes whose
+    devices are of one kind."""
 
 
 class EngineName(Enum):
     """Engine that computes a worker's steps."""
 
     AUTO = "auto"
-    """vLLM's on a GPU where it is installed, else torch's."""
+    """vLLM's engine on a GPU where vLLM is installed, else Baton's engine on PyTorch."""
     TORCH = "torch"
-    """Baton's own, on PyTorch."""
+    """Baton's own engine, on PyTorch."""
     VLLM = "vllm"
-    """vLLM's worker and model runner."""
+    """Engine that runs vLLM's worker and model runner."""
 
 
 class Quantize(Enum):
-    """Number of bits in which weights are stored, in place of the numbers that were loaded."""
+    """Format in which the engine stores weights: unquantized, or codes of a few bits."""
 
     NONE = "none"
-    """Not quantized."""
+    """Weights are not quantized."""
     INT8 = "int8"
     INT4 = "int4"
     KEEP = "keep"
-    """In the codes of a GGUF file."""
+    """Weights stay quantized as a GGUF file has them."""
 
 
 class GenerationConfig(Enum):
-    """Source of sampling parameters that a request leaves out."""
+    """Source of the sampling parameters that a request leaves out."""
 
     AUTO = "auto"
-    """The model's generation_config.json."""
+    """Defaults come from the model's generation_config.json."""
     NONE = "none"
-    """The API's own defaults."""
+    """Defaults are those of the HTTP API that was called."""

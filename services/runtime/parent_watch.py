@@ -1,4 +1,4 @@
-"""Death of a child process with its parent, and adoption of orphaned processes (Linux).
+"""Ending a child process with its parent, and adoption of orphaned processes (Linux).
 
     python -m baton.runtime.parent_watch PARENT_PID COMMAND [ARGUMENT …]
 
@@ -18,7 +18,10 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent`, which is its parent, ends. Raises OSError."""
+    """Make the kernel kill this process when its parent process ends. Raises OSError.
+
+    `parent`: the parent's process id. If it is no longer the parent, this process exits.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
@@ -26,8 +29,7 @@ def die_with_parent(parent: int) -> None:
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Context in which this process becomes the parent of its descendants that are orphaned. Raises
-    OSError."""
+    """Context manager in which orphaned descendants of this process become its children. Raises OSError."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Detection of events that wait for this process's event loop.
+"""Detection of I/O events that wait for this process's event loop.
 
-A round of the loop asks the system for events, and then runs their handlers. Events that come meanwhile wait
-in the system. A selector with a ready event is itself readable, so one look at it shows that.
+A round of the loop asks the system for events, and then runs their handlers. Events that arrive meanwhile
+wait in the system. A selector with a ready event is itself readable, so one poll of the selector shows that.
 """
 
 import asyncio
@@ -12,20 +12,20 @@ from baton.runtime.clock import Clock
 
 
 class PendingEvents(Protocol):
-    """Events that have come for one event loop."""
+    """Detector of events that have arrived for an event loop, and that the loop has not handled."""
 
     def waiting(self, lull_us: int) -> bool:
         """Return whether an event waits for the loop, or one was found less than `lull_us` microseconds ago.
 
-        The second case is there for a library's own threads, which pass events on a little later.
+        The second case allows for a library's own threads, which pass events on a little later.
         """
 
     def came(self) -> None:
-        """Note an event that came just now and was found elsewhere."""
+        """Record that an event arrived just now, if other code has found it."""
 
 
 class SystemPendingEvents:
-    """Events of a loop of uvloop. Used within that loop."""
+    """Detector of waiting events for a uvloop event loop. Used within that loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._clock = clock

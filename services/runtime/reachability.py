@@ -1,11 +1,12 @@
-"""Hosts from which an address can be reached: this machine alone, or others."""
+"""Whether the address of a port can be reached from this machine alone, or also from others."""
 
 import ipaddress
 
 
 def is_reachable_from_elsewhere(host: str) -> bool:
-    """Return whether a port on `host` can be reached from other machines. Names but localhost count as
-    reachable.
+    """Return whether a port on `host` can be reached from other machines.
+
+    A host name other than localhost counts as reachable.
     """
     if host == "localhost":
         return False
@@ -16,5 +17,5 @@ def is_reachable_from_elsewhere(host: str) -> bool:
 
 
 def local_address_of(host: str) -> str:
-    """Return the address at which a process of this machine reaches a port on `host`."""
+    """Return the address at which a process on this machine reaches a port that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104

@@ -1,10 +1,10 @@
-"""Run of a service's process: its event loop, its stop signals, and its exit code.
+"""Runner of a service's process: its event loop, its stop signals, and its exit code.
 
-signal              the first sets the shutdown event, and the service drains. The second exits at once.
+signal              the first one sets the shutdown event, and the service drains. The second exits at once.
 return              exit code 0, or the number that was returned.
 StartupError        one line on stderr and its exit code, without a traceback.
-GroupLost, EngineStuck, ReportedGone    the same at once, without a wait for threads. If another error was
-                    ending the process, that one's line comes first and its exit code counts.
+GroupLost, EngineStuck, ReportedGone    the same at once, without waiting for threads. If another error was
+                    ending the process, its line comes first and its exit code counts.
 StopRequested       exit code 0, at once.
 other exceptions    a bug: the traceback, exit code 1.
 crash of a library  the stack of each thread on stderr.
@@ -30,9 +30,9 @@ log = Log(__name__)
 
 SHOW_CURSOR: Final = "\x1b[?25h"
 ERROR_PREFIX: Final = "baton: error: "
-"""Beginning of the line that names a startup error."""
+"""Beginning of the line on stderr that reports a StartupError."""
 SECOND_PREFIX: Final = "baton: as it ended: "
-"""Beginning of a second line, for an error that is not the cause."""
+"""Beginning of a second error line on stderr, for an error that followed the one that ended the process."""
 
 FILES_EVERY_S: Final = 10.0
 
@@ -41,11 +41,11 @@ Outcome = TypeVar("Outcome")
 
 
 class StopRequested(Exception):
-    """The shutdown event was set before everything was up. This is no error."""
+    """The shutdown event was set before the service had started completely. This is no error."""
 
 
 def run(main: Main) -> int:
-    """Run `main(shutdown)` on a new event loop until it returns. Return the exit code.
+    """Run `main(shutdown)` on a new event loop until it returns. Return the process's exit code.
 
     `main` returns soon after `shutdown` is set, within its own drain deadline. Only the main thread can call
     this. Unexpected exceptions propagate.
@@ -82,9 +82,9 @@ def run(main: Main) -> int:
 
 
 async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) -> Outcome:
-    """Return what `starting` returns. Raises StopRequested if `shutdown` is set first.
+    """Return the result of awaiting `starting`. Raises StopRequested if `shutdown` is set first.
 
-    A thread that `starting` waits for is left behind.
+    A thread for which `starting` waits is abandoned then.
     """
     started, stopped = asyncio.ensure_future(starting), asyncio.create_task(shutdown.wait())
     try:
@@ -98,16 +98,16 @@ async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) 
 
 
 def report_startup_error(error: StartupError) -> int:
-    """Write the error's line to stderr. Return its exit code."""
+    """Write the error as one line to stderr. Return its exit code."""
     _write_line(ERROR_PREFIX, error)
     return error.exit_code
 
 
 def end_now(error: StartupError) -> NoReturn:
-    """End the process with the error's line and code, whatever its threads do.
+    """End the process at once with the error's line and exit code, without waiting for threads.
 
-    If it was raised while another, unrelated error was ending the process, that one's line comes first and
-    its code counts.
+    If another, unrelated error was already ending the process, that error's line comes first and its exit
+    code counts.
     """
     before = None if error.__suppress_context__ else error.__context__
     if before is None or isinstance(before, StopRequested | asyncio.CancelledError):
@@ -118,17 +118,17 @@ def end_now(error: StartupError) -> NoReturn:
 
 
 def raise_open_file_limit() -> None:
-    """Raise the limit of open files to the system's maximum, since each client takes one."""
+    """Raise the limit of open files to the system's maximum, because each client's connection takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _watch_open_files() -> None:
-    """Log when open files run out.
+    """Log a warning when no more files can be opened.
 
-    HTTP counts and logs the connections that it closes for that (`connection_acceptor`). No other part that
-    opens files does.
+    The HTTP server counts and logs the connections that it closes for that reason (`connection_acceptor`). No
+    other part that opens files does.
     """
     while True:
         await asyncio.sleep(FILES_EVERY_S)
@@ -154,7 +154,8 @@ def _leave(code: int) -> NoReturn:
 
 
 def _report_any(error: BaseException) -> int:
-    """Write any error: the line of a StartupError, the traceback of a bug. Return the exit code."""
+    """Write any error to stderr: a StartupError as one line, a bug with its traceback. Return the
+    exit code."""
     expected = _expected(error)
     if expected is not None:
         return report_startup_error(expected)
@@ -164,8 +165,10 @@ def _report_any(error: BaseException) -> int:
 
 
 def _expected(error: BaseException) -> StartupError | None:
-    """Return the error, or the first of a group of StartupErrors. Return None if there is a bug in
-    the group."""
+    """Return the error if it is a StartupError, or the first error of a group of StartupErrors.
+
+    Return None for any other error, or for a group that contains one.
+    """
     while isinstance(error, BaseExceptionGroup) and error.split(StartupError)[1] is None:
         error = error.exceptions[0]
     return error if isinstance(error, StartupError) else None

@@ -12,7 +12,7 @@ LOG_LEVEL: Final = choices("debug", "info", "warning", "error")
 LOG_FORMAT: Final = choices("text", "json")
 LOAD_FORMAT: Final = choices(*(each.value for each in LoadFormat))
 OTLP_URL: Final = r"https?://[^\s@]+"
-"""Pattern of a collector's URL, without a user name and password, since it is written to the log."""
+"""Pattern of a trace collector's URL. It allows no user name and password, because the URL is logged."""
 COLLECTOR: Final = matching(f"({OTLP_URL})?", "URL", "http://host:port, or https:// for TLS")
 RUN_TOKEN: Final = matching("[!-~]{16,512}", "TOKEN", "16 to 512 visible ASCII characters")
 HOST_OR_NONE: Final = optional(HOST, "")
@@ -69,9 +69,11 @@ class ServiceSettings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Certificate files of gRPC. Raises SettingsError if only some are given."""
+        """Certificate files for gRPC, or None for plain connections. Raises SettingsError if only some are
+        given."""
         return tls_files(self.tls_cert, self.tls_key, self.tls_ca)
 
     def __post_init__(self) -> None:
-        """Refuse settings that contradict each other, and resolve defaults that depend on other settings."""
+        """Raise SettingsError if settings contradict each other, and resolve defaults that depend on other
+        settings."""
         tls_files(self.tls_cert, self.tls_key, self.tls_ca)

@@ -1,4 +1,4 @@
-"""Kinds of settings: how the text of a flag or variable becomes a value, and back.
+"""Kinds of settings: how the text of a flag or environment variable becomes a value, and back.
 
 For every kind `parse(show(value)) == value`.
 """
@@ -30,19 +30,20 @@ HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?",
 
 
 class BadValue(ValueError):
-    """The text is not a value of this kind. The caller knows which setting it is and names it."""
+    """The text is not a value of this kind of setting. The caller names the setting in its own error."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingKind(Generic[T]):
-    """One kind of value, with its text form."""
+    """One kind of setting value, such as a port or a duration, with its conversion from and to text."""
 
     metavar: str
-    """Name of the value in `--help`."""
+    """Placeholder for the value in `--help`."""
     allowed: str
-    """End of the message "… is not allowed: use". It gives an example where that is clearer."""
+    """Description of allowed values, which ends the error "… is not allowed: use". It gives an example where
+    needed."""
     parse: Callable[[str], T]
-    """Parse a text. Raises ValueError for a text that is not `allowed`."""
+    """Function that converts a text to a value. Raises ValueError for a text that is not allowed."""
     show: Callable[[T], str] = str
 
 
@@ -80,7 +81,7 @@ def _show_duration(value: int) -> str:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6 host]:port` into host and port. Raises BadValue."""
+    """Split `host:port` or `[IPv6 host]:port` into host and port. Raises BadValue."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -92,7 +93,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return the inverse of `split_address`."""
+    """Join host and port to one text, as `host:port` or `[IPv6 host]:port`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -148,7 +149,7 @@ def _host_names(text: str) -> tuple[str, ...]:
 
 
 def _header(text: str) -> str:
-    """Parse the name of a header into lower case, in which names are compared."""
+    """Return an HTTP header's name in lower case. Raises BadValue if it is not a valid name."""
     if text and not HEADER_NAME.fullmatch(text):
         raise BadValue
     return text.lower()
@@ -162,7 +163,7 @@ def _origins(text: str) -> tuple[str, ...]:
 
 
 def choices(*allowed: str) -> SettingKind[str]:
-    """Return the kind of one of a few words."""
+    """Return the kind of setting whose value is one of the words `allowed`."""
 
     def parse(text: str) -> str:
         if text not in allowed:
@@ -173,7 +174,7 @@ def choices(*allowed: str) -> SettingKind[str]:
 
 
 def matching(pattern: str, metavar: str, allowed: str) -> SettingKind[str]:
-    """Return the kind of text that a regular expression matches whole."""
+    """Return the kind of setting whose text as a whole matches the regular expression `pattern`."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text, re.ASCII):
@@ -184,7 +185,7 @@ def matching(pattern: str, metavar: str, allowed: str) -> SettingKind[str]:
 
 
 def optional(kind: SettingKind[T], absent: U) -> SettingKind[T | U]:
-    """Return the kind of `kind` or an empty text, which stands for `absent`."""
+    """Return the kind of setting with a value of `kind`, or with an empty text that stands for `absent`."""
 
     def show(value: T | U) -> str:
         return "" if value == absent else kind.show(value)  # type: ignore[arg-type]
@@ -194,7 +195,7 @@ def optional(kind: SettingKind[T], absent: U) -> SettingKind[T | U]:
 
 
 def number(least: int, most: int = 10**12 - 1) -> SettingKind[int]:
-    """Return the kind of a whole number in a range, both ends included."""
+    """Return the kind of setting for whole numbers from `least` to `most`, both included."""
     span = f"a whole number >= {least}" if most == 10**12 - 1 else f"a whole number from {least} to {most}"
     return SettingKind("N", span, lambda text: _whole(text, least, most))
 

@@ -1,4 +1,4 @@
-"""Settings of services and commands, from flags, variables and defaults.
+"""Settings of services and commands, read from flags, environment variables and defaults.
 
 Each service has one frozen dataclass with fields made by `setting(…)`. It states the default, the help and
 the kind once. Flags, variables and help texts follow from them. A flag wins over its `BATON_*` variable,
@@ -19,31 +19,31 @@ PREFIX: Final = "BATON_"
 SERVICE_LINK: Final = re.compile(
     r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)=|\w+_PORT=(tcp|udp|sctp)://"
 )
-"""Pattern of the variables that Kubernetes sets for a Service. A misspelt setting may end in _PORT, too."""
+"""Pattern of the environment variables that Kubernetes sets for each Service. Their names alone do not
+suffice, because a misspelt setting may end in _PORT, too."""
 VALUE_SHOWN_MAX: Final = 80
 URL_PASSWORD: Final = re.compile(r"//[^\s/]*@")
-"""Pattern of the user name and password in a URL, which no log shows."""
+"""Pattern of the user name and password in a URL, which error texts leave out."""
 
 T = TypeVar("T")
 
 Flags = Mapping[str, str | None]
-"""Flags of a command as typed, by field name. None stands for a flag that is not given."""
+"""Flags of a command as the user typed them, by field name. None stands for a flag that is not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting, as the metadata of its dataclass field describe it."""
+    """Description of one setting: its name, default, help text and kind."""
 
     name: str
     default: Any
     help: str
     kind: SettingKind[Any]
     secret: bool = False
-    """Whether it is given by its variable only, and never shown. All users of a machine can read command
-    lines.
-    """
+    """Whether the setting is accepted only as an environment variable, and never shown. All users of a
+    machine can read command lines."""
     former_name: str = ""
-    """Older name, which is accepted, too. Empty: none."""
+    """Older name of the setting, which is also accepted. Empty if there is none."""
 
     @property
     def flag(self) -> str:
@@ -55,12 +55,12 @@ class Setting:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Flag, and the older one if there is one."""
+        """Flag of the setting, followed by its older name if there is one."""
         return (self.flag, _flag(self.former_name)) if self.former_name else (self.flag,)
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Variable, and the older one if there is one."""
+        """Environment variable of the setting, followed by its older name if there is one."""
         return (self.variable, _variable(self.former_name)) if self.former_name else (self.variable,)
 
     @property
@@ -76,18 +76,18 @@ def setting(
     secret: bool = False,
     former_name: str = "",
 ) -> T:
-    """Return a field of a settings class. Its type is that of its value, for readers of the class."""
+    """Return a dataclass field of a settings class. For type checkers it has the type of its value."""
     metadata = {"help": help, "kind": kind, "secret": secret, "former_name": former_name}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """Return the settings of a settings class in their order."""
+    """Return the descriptions of all settings of a settings class, in the order of its fields."""
     return tuple(Setting(name=each.name, default=each.default, **each.metadata) for each in fields(cls))
 
 
 def variables_of(*classes: type) -> frozenset[str]:
-    """Return the `BATON_*` variables of these classes."""
+    """Return the names of all `BATON_*` variables of these settings classes."""
     return frozenset(name for cls in classes for each in settings_of(cls) for name in each.variables)
 
 
@@ -97,10 +97,10 @@ def load(
     environ: Mapping[str, str],
     also_known: Collection[str] = (),
 ) -> T:
-    """Return `cls` built from flags, variables and defaults.
+    """Build the settings object `cls` from flags, environment variables and defaults.
 
     `flags`: texts by field name, None for a flag that is not given. `also_known`: `BATON_*` variables of
-    other services, which are no mistakes. Raises SettingsError.
+    other services, which are not refused as unknown. Raises SettingsError.
     """
     known = {s.name: s for s in settings_of(cls)}
     refuse_unknown(environ, variables_of(cls) | set(also_known))
@@ -124,7 +124,7 @@ def load(
 
 
 def refuse_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
-    """Raise SettingsError for an unknown `BATON_*` variable."""
+    """Raise SettingsError if `environ` has a `BATON_*` variable that is not in `known`."""
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known:
             continue
@@ -137,7 +137,7 @@ def refuse_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
 
 
 def to_flags(settings: object) -> list[str]:
-    """Return the flags from which `load` builds an equal object in an empty environment, without secrets."""
+    """Return the flags from which `load` builds equal settings in an empty environment, without secrets."""
     given: list[str] = []
     for each in settings_of(type(settings)):
         value = getattr(settings, each.name)
@@ -147,7 +147,7 @@ def to_flags(settings: object) -> list[str]:
 
 
 def to_environ(settings: object) -> dict[str, str]:
-    """Return the variables that `load` needs besides `to_flags`: the secrets."""
+    """Return the environment variables that `load` needs besides `to_flags`: those of the secrets."""
     return {
         each.variable: each.kind.show(getattr(settings, each.name))
         for each in settings_of(type(settings))

@@ -1,4 +1,4 @@
-"""Files of a TLS certificate, its key and a trusted authority."""
+"""Files of a TLS certificate, its private key and a trusted certificate authority."""
 
 import ssl
 from dataclasses import dataclass
@@ -16,20 +16,21 @@ UNUSABLE: Final = "a changed certificate cannot be used: the former one stays"
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files. Their contents are read when they are used, and never shown."""
+    """Paths of the PEM files for TLS. The files are read when they are used, and their contents are never
+    shown."""
 
     cert: Path
     key: Path
     ca: Path | None = None
     flags: str = "--tls"
-    """Prefix of the settings that name these files."""
+    """Prefix of the flags that name these files, for errors."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
         return (self.cert, self.key) if self.ca is None else (self.cert, self.key, self.ca)
 
     def read(self, path: Path) -> bytes:
-        """Return the files' contents. Raises StartupError."""
+        """Return the contents of the file `path`. Raises StartupError."""
         try:
             return path.read_bytes()
         except OSError as error:
@@ -54,7 +55,8 @@ class TlsFiles:
         return context
 
     def pinned(self) -> ssl.SSLContext:
-        """Return a client's TLS context that trusts this very certificate and no other, whatever its names.
+        """Return a client's TLS context that trusts only this certificate itself, whatever host names it
+        contains.
 
         Raises StartupError.
         """
@@ -74,7 +76,8 @@ class TlsFiles:
 
 
 def tls_files(cert: str, key: str, ca: str | None = None, flags: str = "--tls") -> TlsFiles | None:
-    """Return the files, or None if no setting is given. Raises SettingsError if only some are."""
+    """Return the paths of the TLS files, or None if none is given. Raises SettingsError if only some are
+    given."""
     given = {"cert": cert, "key": key} | ({} if ca is None else {"ca": ca})
     missing = [f"{flags}-{name}" for name, path in given.items() if not path]
     if len(missing) == len(given):
@@ -88,7 +91,7 @@ def tls_files(cert: str, key: str, ca: str | None = None, flags: str = "--tls") 
 
 
 def renewing(files: TlsFiles) -> ssl.SSLContext:
-    """Return a server's TLS context that follows changes of the files.
+    """Return a server's TLS context that re-reads the files when they change.
 
     A connection that begins after a change gets the new certificate. Open connections go on. Raises
     StartupError.

@@ -1,4 +1,4 @@
-"""Settings of a worker, common to prefill and decode."""
+"""Settings that prefill and decode workers have in common."""
 
 import re
 import socket
@@ -30,7 +30,7 @@ from baton.runtime.settings import setting
 from baton.topology import RANKS_MAX, Topology
 
 OUTSIDE_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
-"""Pattern of characters in a host's name that a worker's name may not have."""
+"""Pattern of the characters that a host name may have and a worker's name may not."""
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104
 DEVICE: Final = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
 ENGINE: Final = choices(*(each.value for each in EngineName))
@@ -42,29 +42,28 @@ RANK: Final = optional(number(0, RANKS_MAX - 1), None)
 RENDEZVOUS: Final = optional(ADDRESS, "")
 EXIT_DIGEST: Final = matching("([0-9a-f]{64})?", "DIGEST", "64 hexadecimal digits")
 GROUP_TIMEOUT_MS_MIN: Final = 2_000
-"""Least time-out of a group, milliseconds. An idle leader takes a turn each second, and the others wait for
-it.
-"""
+"""Smallest time-out of a worker's rank group, in milliseconds. An idle leader takes a turn each second, and
+the other ranks wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModelFiles:
-    """Files and memory of a draft model."""
+    """Draft model for speculative decoding: its files, and the memory of its KV pages."""
 
     model: str
-    """Value in the form of `--model`."""
+    """Directory or GGUF file of the draft model, as for `--model`."""
     kv_memory: int
-    """Memory of its KV pages, bytes."""
+    """Memory of the draft model's KV pages, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings(ServiceSettings):
-    """Settings common to both sides. Sizes are bytes, times milliseconds."""
+    """Settings common to prefill and decode workers. Sizes are in bytes, times in milliseconds."""
 
     role: ClassVar[str]
     grpc_port_flag: ClassVar[str] = "--grpc-port"
     metrics_port_flag: ClassVar[str] = "--metrics-port"
-    """Flags named in the message for a port that is in use."""
+    """Name of the metrics port's flag, for the error if that port is in use."""
 
     name: str = setting("", "Name of this worker, unique in the stack (not given: role-hostname).", NAME)
     advertise: str = setting(
@@ -187,17 +186,19 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def room_limit(self) -> int:
-        """Rooms that the worker has memory for, canary rooms included. It registers this number."""
+        """Number of rooms that the worker has memory for, canary rooms included. The worker registers this
+        number."""
         return self.max_rooms + CANARY_ROOMS
 
     @property
     def multiplies_codes(self) -> bool:
-        """Whether steps multiply quantized codes, which pays if steps are only a few tokens wide."""
+        """Whether steps multiply by quantized weights directly. That pays if steps are only a few tokens
+        wide."""
         return False
 
     @property
     def draft_model(self) -> DraftModelFiles | None:
-        """Model that drafts further tokens, or None."""
+        """Model that drafts tokens for speculative decoding, or None."""
         return None
 
     @property
@@ -207,37 +208,38 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def replayed_rows(self) -> int:
-        """Rows of the largest step that is recorded at the start and replayed; 0 if none is."""
+        """Number of rows of the largest step that is recorded at the start (CUDA graph) and replayed; 0 if
+        there is none."""
         return 0
 
     @property
     def topology(self) -> Topology:
-        """Dimensions in which the worker's ranks split the model."""
+        """Number of ranks in each parallel dimension."""
         return Topology(tensor=self.tp)
 
     @property
     def grouped(self) -> bool:
-        """Whether this process is one rank of several."""
+        """Whether this process is one of several ranks of a worker."""
         return self.rank is not None and self.topology.ranks > 1
 
     @property
     def launches(self) -> bool:
-        """Whether this process starts the worker's ranks and is none of them."""
+        """Whether this process only starts the worker's ranks, and is not a rank itself."""
         return self.rank is None and self.topology.ranks > 1
 
     @property
     def ranks_here(self) -> range:
-        """Ranks that a launching process starts."""
+        """Numbers of the ranks that this machine's launcher starts."""
         here = self.topology.ranks // self.machines
         return range((self.machine or 0) * here, ((self.machine or 0) + 1) * here)
 
     @property
     def dimensions(self) -> str:
-        """Flags that determine the number of ranks, with their values."""
+        """Flags that determine the number of ranks, with their values, for errors."""
         return f"--tp {self.tp}"
 
     def _check_group(self) -> None:
-        """Raise SettingsError for flags of a group that contradict each other."""
+        """Raise SettingsError if the flags for ranks contradict each other."""
         ranks, flags = self.topology.ranks, self.dimensions
         if ranks > 1 and self.quantize != Quantize.NONE.value:
             raise SettingsError(
@@ -262,7 +264,7 @@ class WorkerSettings(ServiceSettings):
             raise SettingsError(f"--device {self.device} is one device for {ranks} ranks: give cuda or auto")
 
     def _check_exit_file(self) -> None:
-        """Raise SettingsError for flags that contradict `--exit-file`."""
+        """Raise SettingsError if other flags contradict `--exit-file`."""
         if self.exit_file and self.machines > 1:
             raise SettingsError("--exit-file: the ranks of other machines may outlive these; leave it out")
         if self.exit_file and self.exit_digest and not self.grouped:
@@ -271,7 +273,7 @@ class WorkerSettings(ServiceSettings):
             )
 
     def _check_machines(self) -> None:
-        """Raise SettingsError for flags of a multi-machine group that contradict each other."""
+        """Raise SettingsError if the flags for a worker on several machines contradict each other."""
         ranks, machines, machine = self.topology.ranks, self.machines, self.machine
         if ranks % machines:
             raise SettingsError(
