@@ -1,4 +1,4 @@
-"""Commands of `baton`: they parse flags, print results, and start everything else.
+"""Commands of `baton`: they parse flags, print results, and call other packages for the rest.
 
 The first import opens the standard streams that the process lacks. Console scripts call `main.main`. Commands
 that start processes call `launch`, and the others call a running bootstrap. No other package imports this

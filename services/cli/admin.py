@@ -1,7 +1,7 @@
-"""Client of the bootstrap's pages for operators.
+"""HTTP client of the bootstrap's pages for operators, for the commands `top`, `explain` and `role`.
 
-The key is the bootstrap's admin key if this process has one, else OPENAI_API_KEY. Certificates are trusted as
-by every client of the API (`web.client_trust`).
+The key that it sends is the bootstrap's admin key if this process has one, else OPENAI_API_KEY. Certificates
+are trusted as by every client of the API (`web.client_trust`).
 """
 
 import os
@@ -30,7 +30,7 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True, kw_only=True)
 class AdminSettings:
-    """Address of the bootstrap's pages, which is its API or its --admin-port."""
+    """Settings of commands that read the bootstrap's pages for operators: its address and an admin key."""
 
     url: str = setting(DEFAULT_URL, "Where the bootstrap is: its API, or its --admin-port.", URL)
     admin_api_key_file: str = setting("", "File whose first key is sent, as an admin key.", FILE)
@@ -38,25 +38,26 @@ class AdminSettings:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Header with the key of this command. Raises StartupError."""
+        """HTTP header with the key that this command sends. Raises StartupError."""
         key = first_key(self.admin_api_keys, self.admin_api_key_file, ADMIN_FILE_FLAG)
         return {"Authorization": f"Bearer {key}"} if key else key_headers()
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Options of a command that reads the bootstrap's pages. None stands for options that are not given."""
+    """Options of a command that reads the bootstrap's pages, as typed. None stands for an option that is not
+    given."""
 
     url: str | None = None
     admin_api_key_file: str | None = None
 
 
 class BootstrapUnreadable(StartupError):
-    """The bootstrap is not there, or did not answer as expected."""
+    """The bootstrap could not be reached, or did not answer as expected."""
 
 
 class Admin:
-    """Pages of a bootstrap for operators, as JSON."""
+    """Client of one bootstrap's pages for operators, which it reads as JSON."""
 
     def __init__(self, http: httpx.Client, url: str) -> None:
         self._http = http
@@ -64,7 +65,7 @@ class Admin:
 
     @property
     def headers(self) -> httpx.Headers:
-        """Headers of each request."""
+        """HTTP headers that are sent with each request."""
         return self._http.headers
 
     def read(self, path: str) -> dict[str, Any]:
@@ -72,7 +73,8 @@ class Admin:
         return self._request("GET", path)
 
     def write(self, path: str, parameters: dict[str, int]) -> dict[str, Any]:
-        """Change what is at `path`, and return the answer. Raises BootstrapUnreadable."""
+        """Send `parameters` to the page at `path` with PUT, and return the answer. Raises
+        BootstrapUnreadable."""
         return self._request("PUT", path, parameters)
 
     def _request(self, method: str, path: str, parameters: dict[str, int] | None = None) -> dict[str, Any]:
@@ -97,9 +99,9 @@ class Admin:
     def rendered(
         self, render: Callable[[dict[str, Any]], Iterable[Drawn]], body: dict[str, Any]
     ) -> list[Drawn]:
-        """Return the result of `render` for an answer.
+        """Return the items that `render` makes of the answer `body`.
 
-        Raises BootstrapUnreadable for an answer in a form that this version's commands do not read.
+        Raises BootstrapUnreadable if the answer has a form that this version's commands cannot read.
         """
         try:
             return list(render(body))
@@ -123,9 +125,10 @@ class Admin:
 
 @contextmanager
 def admin(at: Bootstrap, known: frozenset[str]) -> Iterator[Admin]:
-    """Open the pages. Raises StartupError.
+    """Context manager that yields a client of the bootstrap's pages. Raises StartupError.
 
-    `at`: options as typed. Variables count next, and then this machine.
+    `at`: options as typed, which win over environment variables. The default is this machine. `known`: every
+    `BATON_*` variable of the project.
     """
     settings = load(
         AdminSettings, {"url": at.url, "admin_api_key_file": at.admin_api_key_file}, os.environ, known
@@ -141,7 +144,8 @@ def admin(at: Bootstrap, known: frozenset[str]) -> Iterator[Admin]:
 
 
 def workers_of(room: Mapping[str, Any], between: str) -> str:
-    """Return the workers of a room, with `between` its two names."""
+    """Return the names of a room's workers as text. `between`: text between the prefill and the decode
+    worker."""
     if room["prefill"]:
         return f"{room['prefill']}{between}{room['decode']}"
     return f"{room['decode']}{', both sides' if room.get('same_process') else ' alone'}"

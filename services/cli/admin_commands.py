@@ -1,4 +1,4 @@
-"""Commands that show a running stack, with their flags. Their code is imported when they run."""
+"""Command-line definitions of `baton top`, `explain` and `role`. Their code is imported when they run."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -27,7 +27,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
-    """Add the commands to `app`. `known`: every `BATON_*` name of the project."""
+    """Add the commands `top`, `explain` and `role` to `app`. `known`: every `BATON_*` variable of the
+    project."""
 
     @app.command()
     def top(

@@ -1,4 +1,4 @@
-"""Certificate authority whose certificates OpenSSL, gRPC and browsers accept."""
+"""Certificate authority that signs certificates which OpenSSL, gRPC and browsers accept."""
 
 import ipaddress
 import os
@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 BEFORE: Final = timedelta(minutes=5)
-"""Time by which another machine's clock may be slow."""
+"""Time by which a certificate is valid before now, because another machine's clock may be slow."""
 NAME_CHARS_MAX: Final = 64
-"""Most characters of a subject. Clients check only the alternative names."""
+"""Most characters of a certificate's subject. Clients check only the alternative names."""
 
 
 class Pair:
@@ -25,7 +25,10 @@ class Pair:
         self.key = key
 
     def write(self, path: Path) -> None:
-        """Write `path`.crt and `path`.key, readable only by their owner. Raises OSError if one exists."""
+        """Write the files `path`.crt and `path`.key. Raises OSError if one exists.
+
+        Only their owner can read the key.
+        """
         _write(path.with_suffix(".crt"), self.cert.public_bytes(serialization.Encoding.PEM), 0o644)
         key = self.key.private_bytes(
             serialization.Encoding.PEM,
@@ -36,7 +39,8 @@ class Pair:
 
 
 class Authority(Pair):
-    """New authority. It and its certificates are valid for `days`."""
+    """A new certificate authority with its own key. It and the certificates that it signs are valid for
+    `days`."""
 
     def __init__(self, name: str, days: int) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -53,9 +57,9 @@ class Authority(Pair):
         super().__init__(builder.sign(key, hashes.SHA256()), key)
 
     def certify(self, names: list[str], *, both_ways: bool) -> Pair:
-        """Return a certificate of a server with these host names and addresses.
+        """Return a new server certificate for these host names and addresses, with its key.
 
-        `both_ways`: the server also uses it as a client. Raises ValueError for a malformed name.
+        `both_ways`: whether the server also uses it as a client. Raises ValueError for a malformed name.
         """
         alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
         key = ec.generate_private_key(ec.SECP256R1())
@@ -112,6 +116,6 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _write(path: Path, text: bytes, mode: int) -> None:
-    """Write a file that no other user can read at any moment."""
+    """Write a new file, which has the permissions `mode` from its first moment."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:  # noqa: PTH123
         opened.write(text)

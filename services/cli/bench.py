@@ -1,4 +1,4 @@
-"""The command `baton bench serve`: latency and throughput of a running server."""
+"""Command `baton bench serve`, which measures latency and throughput of a running server."""
 
 import json
 from typing import Annotated

@@ -1,7 +1,7 @@
-"""`baton certs`: a small authority, and the certificates of a stack that tries TLS.
+"""Command `baton certs`, which makes a certificate authority and certificates to try a stack with TLS.
 
-It is meant for one machine or a test cluster, since the owner of `ca.key` can pose as any part of the stack.
-Larger sites have an authority already. `docs/security.md` says what its certificates have to contain.
+It is meant for one machine or a test cluster, because the owner of `ca.key` can pose as any service of the
+stack. Larger sites have an authority already. `docs/security.md` says what its certificates have to contain.
 """
 
 import socket
@@ -18,11 +18,11 @@ from baton.wire.service_role import ServiceRole
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 DAYS: Final = 90
 BOTH: Final = "worker"
-"""Name of the certificate of a process that serves both sides."""
+"""File name of the certificate for a process that serves both prefill and decode."""
 
 
 class CertsRefused(StartupError):
-    """The certificates cannot be made in that folder."""
+    """The certificates cannot be made in the given folder."""
 
 
 def certs(
@@ -43,9 +43,9 @@ def certs(
 
 
 def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: bool = False) -> None:
-    """Write `ca`, one certificate for each service, and `http` for `names`, as .crt and .key files.
+    """Write the certificates of a stack to `folder`, as .crt and .key files.
 
-    Raises CertsRefused.
+    They are `ca`, one for each kind of service, and `http` for the host names `names`. Raises CertsRefused.
     """
     try:
         from baton.cli.authority import Authority, Pair

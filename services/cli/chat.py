@@ -1,4 +1,4 @@
-"""`baton chat`: questions to a running server, with the answers shown as they arrive."""
+"""Command `baton chat`, which sends questions to a running server and shows the answers as they arrive."""
 
 import contextlib
 import json
@@ -17,7 +17,8 @@ from baton.web.client_trust import certificate_problem, key_headers, tls_context
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 300.0
-"""Longest silence, seconds. Before the first token come the queue and a long prompt."""
+"""Longest time without data from the server, in seconds. The wait for the first token includes the queue and
+a long prompt."""
 
 ENDS: Final = frozenset({"exit", "quit", "/exit", "/quit"})
 """Words that end a conversation on a terminal. They are not sent to the server."""
@@ -26,11 +27,12 @@ Message = dict[str, str]
 
 
 class ChatFailed(StartupError):
-    """The server is not there, or did not answer as expected."""
+    """The chat server could not be reached, or did not answer as expected."""
 
 
 def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> int:
-    """Run `baton chat` for one question, or a conversation until the end of input. Return the exit code."""
+    """Run `baton chat` for one question, or as a conversation until the end of input. Return the
+    exit code."""
     settings = load(ChatSettings, flags, os.environ, also_known)
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     with httpx.Client(
@@ -48,7 +50,7 @@ def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> 
 
 
 class ChatSession:
-    """Messages so far, and the server that continues them."""
+    """Conversation with a server: the messages so far, and the connection that sends them."""
 
     def __init__(self, http: httpx.Client, settings: ChatSettings) -> None:
         self._http = http
@@ -60,8 +62,9 @@ class ChatSession:
             self.model: str = _checked(http.get("/v1/models")).json()["data"][0]["id"]
 
     def send(self, question: str, out: TextIO) -> None:
-        """Stream the answer to `out`, and add question and answer to the messages. Raises ChatFailed and adds
-        neither.
+        """Send a question, and stream the answer to `out`. Then add both to the messages.
+
+        Raises ChatFailed. In that case no message is added.
         """
         messages = [*self.messages, {"role": "user", "content": question}]
         body: dict[str, object] = {
@@ -90,7 +93,7 @@ class ChatSession:
 
 
 def converse(conversation: ChatSession) -> int:
-    """Send each line of standard input until it ends. Return the exit code.
+    """Send each line of standard input as a question, until the input ends. Return the exit code.
 
     On a terminal, an answer that fails or is stopped does not end the conversation.
     """
@@ -121,7 +124,7 @@ def converse(conversation: ChatSession) -> int:
 
 
 def _deltas(reply: httpx.Response) -> Iterator[str]:
-    """Yield the pieces of text in a stream of server-sent events."""
+    """Yield the pieces of answer text in a stream of server-sent events. Raises ChatFailed."""
     for line in reply.iter_lines():
         if not line.startswith("data:"):
             continue
@@ -156,7 +159,7 @@ def _message(body: Any) -> str:
 
 @contextlib.contextmanager
 def _connection_errors(url: str) -> Iterator[None]:
-    """Context in which errors of the connection become a ChatFailed with one clear sentence."""
+    """Context manager that turns errors of the connection into a ChatFailed with one clear sentence."""
     try:
         yield
     except httpx.ConnectError as error:

@@ -15,7 +15,7 @@ TEMPERATURE: Final = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """Server of a chat, and parameters of its requests."""
+    """Settings of `baton chat`: the server, and the parameters of its requests."""
 
     url: str = setting(DEFAULT_URL, "Where the server is, with or without /v1.", URL)
     system: str = setting("", "Instruction put before the conversation.", TEXT)
@@ -26,5 +26,6 @@ class ChatSettings:
 
 
 def base_of(url: str) -> str:
-    """Return the base of all paths. `url` may end in /v1, as for OpenAI's clients."""
+    """Return `url` without a trailing /v1, to which API paths are appended. OpenAI's clients take URLs with
+    /v1."""
     return url.rstrip("/").removesuffix(API)

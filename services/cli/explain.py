@@ -1,4 +1,4 @@
-"""`baton explain`: the timeline of one request, with the cause first."""
+"""Command `baton explain`, which shows the timeline of one request, with the cause of a failure first."""
 
 import json
 from collections.abc import Iterator, Mapping

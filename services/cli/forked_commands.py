@@ -1,4 +1,4 @@
-"""Command of the process that workers are forked from: `python -m baton.cli.forked_commands SOCKET`.
+"""Program of the fork server, from which workers are forked: `python -m baton.cli.forked_commands SOCKET`.
 
 `SOCKET`: number of the inherited socket on which requests come (`launch.fork_server`).
 """

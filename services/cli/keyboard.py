@@ -1,4 +1,4 @@
-"""Single keys from a terminal, while a screen is redrawn."""
+"""Reading of single keys from a terminal, while `baton top` redraws the screen."""
 
 import os
 import select
@@ -12,8 +12,10 @@ from typing import Any, Self
 
 
 class Keyboard:
-    """Context in which standard input is read key by key, without echo. Without a terminal there
-    are no keys."""
+    """Context manager in which standard input is read key by key, without echo.
+
+    If standard input is no terminal, there are no keys.
+    """
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -32,7 +34,7 @@ class Keyboard:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def wait(self, most_s: float) -> str:
-        """Return the next key, or an empty text after `most_s` seconds."""
+        """Return the next key that is pressed, or an empty text after `most_s` seconds."""
         if self._before is None:
             time.sleep(most_s)
             return ""

@@ -1,4 +1,4 @@
-"""One load test of an OpenAI-compatible server: its prompts and its figures."""
+"""Load test of an OpenAI-compatible server: the requests that it sends, and its results."""
 
 import json
 import random
@@ -12,18 +12,18 @@ from baton.cli.load_client import LoadResult, run_load
 from baton.runtime.errors import StartupError
 
 FIRST_ID: Final = 100
-"""Smallest token id drawn. Smaller ones are special tokens in many vocabularies."""
+"""Smallest token id in random prompts. Smaller ones are special tokens in many vocabularies."""
 WORDS: Final = (
     *("the", "of", "and", "to", "in", "a", "is", "that"),
     *("for", "it", "was", "on", "are", "as", "with", "at"),
 )
-"""Words of one token each, with the space before, in most vocabularies."""
+"""Words of random text prompts. With a space before, each is one token in most vocabularies."""
 TEXT_ONLY: Final = ("HTTP 400", "HTTP 415", "HTTP 422")
-"""Failures of a server that takes no token ids."""
+"""Beginnings of the failures that mean that a server accepts no token ids as a prompt."""
 
 
 class NotMeasurable(StartupError):
-    """The server does not answer the requests of the test. Has the server's message."""
+    """The server does not answer the requests of the load test. The text has the server's message."""
 
 
 class ApiEndpoint(StrEnum):
@@ -37,22 +37,22 @@ class ApiEndpoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests of one kind. The same seed makes the same requests."""
+    """Kind of requests that a load test sends. The same seed makes the same requests."""
 
     prompt_tokens: int = 512
     output_tokens: int = 64
     endpoint: ApiEndpoint = ApiEndpoint.COMPLETIONS
     shared_prefix: float = 0.0
-    """Share of each prompt that is the same in all of them, 0 to 1."""
+    """Share of each prompt, from 0 to 1, that is the same in all prompts."""
     vocabulary: int = 32_000
-    """Token ids are below this."""
+    """Upper bound of the token ids in random prompts; ids are smaller."""
     ignore_eos: bool = True
     as_text: bool = False
-    """Whether prompts are words instead of token ids. Chats always are."""
+    """Whether prompts are words instead of token ids. Chat prompts are always words."""
     seed: int = 0
 
     def bodies(self, model: str, count: int, run: str) -> list[bytes]:
-        """Return `count` request bodies. Beyond the shared prefix, runs have no prompt in common."""
+        """Return `count` request bodies. Beyond the shared prefix, two runs have no prompt in common."""
         draw = range(FIRST_ID, self.vocabulary)
         name = f"{self.seed} {self.prompt_tokens}/{self.output_tokens}"
         shared = round(self.prompt_tokens * self.shared_prefix)
@@ -73,7 +73,7 @@ class Workload:
 
 
 async def find_model(client: httpx.AsyncClient) -> str:
-    """Return the first model that the server lists. Raises NotMeasurable."""
+    """Return the id of the first model that the server lists. Raises NotMeasurable."""
     try:
         reply = await client.get("/v1/models")
         return str(reply.json()["data"][0]["id"])
@@ -94,9 +94,10 @@ async def measure(
     run: str = "0",
     timeout_s: float = 600.0,
 ) -> tuple[dict[str, Any], LoadResult]:
-    """Return the test's settings, and the result of its requests. Raises NotMeasurable.
+    """Run the load test. Return its settings, and the result of its requests. Raises NotMeasurable.
 
-    concurrency: requests at a time. A server that refuses token ids gets words, about one token each.
+    `concurrency`: number of requests at a time. A server that refuses token ids gets words, about one token
+    each.
     """
     name = model or await find_model(client)
 

@@ -1,7 +1,7 @@
-"""Load on an OpenAI-compatible server, and the times of its streamed answers.
+"""Client that sends load to an OpenAI-compatible server, and measures its streamed answers.
 
-Bytes are timed as they arrive and parsed after the run, so that the client takes little of a machine
-that it shares with the server.
+Bytes are timed as they arrive and parsed after the run, so that the client takes little of a machine that it
+shares with the server.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from baton.cli.chat_settings import base_of
 from baton.web.client_trust import tls_context
 
 ERROR_CHARS: Final = 300
-"""Characters of a server's error message that are reported."""
+"""Most characters of a server's error message that are reported."""
 
 
 class RequestFailed(Exception):
-    """The request has no complete answer. The text says why."""
+    """A request got no complete answer. The text says why."""
 
 
 @dataclass(slots=True)
 class Response:
-    """One HTTP response, timed read by read with `time.perf_counter`."""
+    """One HTTP response, with the time of each read (`time.perf_counter`)."""
 
     sent: float
     status: int = 0
     reads: list[tuple[float, bytes]] = field(default_factory=list)
-    """Parts of the body, each with the time of the read that brought it."""
+    """Parts of the response body, each with the time at which it was read, in seconds."""
 
     @property
     def body(self) -> bytes:
@@ -42,7 +42,8 @@ class Response:
 
 
 def connect(url: str, api_key: str = "", timeout_s: float = 600.0) -> httpx.AsyncClient:
-    """Return a client of the server at `url`, with or without `/v1`. Raises ValueError and StartupError."""
+    """Return an HTTP client for the server at `url`, with or without `/v1`. Raises ValueError and
+    StartupError."""
     try:
         base = httpx.URL(base_of(url if "://" in url else f"http://{url}"))
     except httpx.InvalidURL as error:
@@ -61,7 +62,7 @@ def connect(url: str, api_key: str = "", timeout_s: float = 600.0) -> httpx.Asyn
 
 
 async def post(client: httpx.AsyncClient, path: str, body: bytes, timeout_s: float) -> Response:
-    """Send `body` and return the whole response. Raises RequestFailed."""
+    """Send the request `body`, and return the whole response. Raises RequestFailed."""
     response = Response(time.perf_counter())
     try:
         async with asyncio.timeout(timeout_s), client.stream("POST", path, content=body) as stream:
@@ -81,7 +82,7 @@ class Answer:
 
     ttft_s: float
     gaps_s: tuple[float, ...]
-    """Seconds between events that brought tokens."""
+    """Seconds between successive events that brought tokens."""
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -93,8 +94,10 @@ class Answer:
 
 
 def parse_answer(response: Response) -> Answer:
-    """Parse a stream of the completions or chat API. An event has the time of the read that completed its
-    line. Raises RequestFailed."""
+    """Parse the streamed response of the completions or chat API into times and token counts.
+
+    The time of an event is that of the read that completed its line. Raises RequestFailed.
+    """
     if response.status != 200:
         raise RequestFailed(f"HTTP {response.status}: {_error_message(response.body)}")
     chunks: list[float] = []
@@ -134,7 +137,7 @@ def _event(data: bytes) -> dict[str, Any]:
 
 
 def _has_tokens(choice: dict[str, Any]) -> bool:
-    """Return whether an event's choice brought tokens; in the completions API, every one does."""
+    """Return whether one choice of an event brought tokens. In the completions API, every choice does."""
     delta = choice.get("delta")
     return delta is None or any(
         delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls")
@@ -150,16 +153,16 @@ def _error_message(body: bytes) -> str:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Answers and failures of one run."""
+    """Result of one load test: the answers and the failures of its requests."""
 
     answers: list[Answer] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     wall_s: float = 0.0
-    """From the first request to the last byte."""
+    """Seconds from the first request to the last byte."""
     client_cpu_s: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of the run."""
+        """Return the results as a JSON-ready dictionary: counts, latency percentiles and throughput."""
         output = sum(each.output_tokens for each in self.answers)
         return {
             "requests": len(self.answers),
@@ -179,7 +182,11 @@ class LoadResult:
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Return nearest ranks in milliseconds. Empty for no values."""
+    """Return the 50th, 90th and 99th percentiles and the maximum of `seconds`, in milliseconds (nearest
+    rank).
+
+    The result is empty if there are no values.
+    """
     ordered = sorted(seconds)
     ranks = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0} if ordered else {}
     places = {name: max(0, math.ceil(share * len(ordered)) - 1) for name, share in ranks.items()}
@@ -194,9 +201,9 @@ async def run_load(
     timeout_s: float,
     rate: float | None = None,
 ) -> LoadResult:
-    """Send all requests and wait for their answers. A failed request is part of the result.
+    """Send all requests, wait for their answers and return the result. A failed request is counted in it.
 
-    concurrency: most requests at a time. rate: most requests a second, one after the other.
+    `concurrency`: most requests at a time. `rate`: requests per second, evenly spaced; None for no limit.
     """
     result, responses = LoadResult(), list[Response]()
     slots = asyncio.Semaphore(concurrency)

@@ -1,4 +1,4 @@
-"""Console script `baton`, with all its commands. Each imports its heavy modules when it runs."""
+"""Console script `baton`, with all its commands. Each command imports its heavy modules when it runs."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ from baton.runtime.service_process import report_startup_error
 from baton.runtime.settings import PREFIX, Flags, load, settings_of, variables_of
 
 KNOWN: Final = variables_of(BootstrapSettings, BothSettings, ServeSettings, ChatSettings)
-"""Every `BATON_*` variable of the project. Any other is refused as a mistake, by each command."""
+"""Every `BATON_*` variable of the project. Each command refuses any other one as a mistake."""
 
 SIDE: Final = f"{PREFIX}SIDE"
 
@@ -91,7 +91,8 @@ def _decode(flags: Flags) -> int:
 
 
 def _worker(flags: Flags) -> int:
-    """Run `baton worker`. With one side it is that side's own command, with that side's settings alone."""
+    """Run `baton worker`. With `--side` it is the command of that side, and takes only that
+    side's settings."""
     side = flags.get("side") or os.environ.get(SIDE, "")
     given = {name: text for name, text in flags.items() if text is not None and name != "side"}
     if side == PrefillSettings.role:
@@ -108,9 +109,9 @@ def _worker(flags: Flags) -> int:
 
 
 def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
-    """Configure this process, before anything heavy is imported.
+    """Set up logging, check the model and restrict the cores, before anything slow is imported.
 
-    Return whether it starts a worker's ranks, rather than being one.
+    Return whether this process starts a worker's ranks, rather than being one.
     """
     logging.configure(
         settings.log_level, settings.log_format, rank=settings.rank if settings.grouped else None
@@ -187,9 +188,10 @@ add_command(app, "version", {}, _version, "Print the version.")
 
 
 def serve_forked_commands(control: socket.socket) -> None:
-    """Be the process that workers are forked from, for requests on `control`.
+    """Run the fork server, from which workers are forked, for requests on the socket `control`.
 
-    In a worker this returns after its command, and in the server once no requests can come any more.
+    In a forked worker this returns after the worker's command. In the server it returns once no requests can
+    come any more.
     """
     from baton.launch.fork_server import serve_forks
 
@@ -200,7 +202,7 @@ def serve_forked_commands(control: socket.socket) -> None:
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the console script `baton`."""
     if os.getpid() == 1:
         # The kernel delivers no unhandled signal to a container's first process. From here on SIGTERM
         # ends this one. Once a service runs, it drains instead.

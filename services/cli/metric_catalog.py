@@ -1,6 +1,6 @@
-"""Catalog of all metrics, by the question that each answers.
+"""Catalog of all Prometheus metrics of all services, grouped by the question that they answer.
 
-It is read off the collectors. All series of a service exist from its start, so that the first scrape shows
+It is read from the collectors. All series of a service exist from its start, so that the first scrape shows
 the values of each label.
 """
 
@@ -107,7 +107,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_lease_renewals_total",
     ),
 }
-"""Metrics by question, each once."""
+"""Names of all metrics by the operator's question that they answer, each name once."""
 
 OPEN: Final[Mapping[tuple[str, str], str]] = {
     ("baton_build_info", "version"): "the release",
@@ -116,7 +116,8 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
     ("baton_build_info", "rank"): "`0` leads",
     ("baton_http_requests_total", "route"): "path templates that are served, or `none`",
 }
-"""Labels whose values are unknown before a process runs, with a description."""
+"""Labels whose values are unknown before a process runs, as (metric, label), with a description of the
+values."""
 
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
@@ -127,35 +128,36 @@ _UNITS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A metric as one service exports it."""
+    """One Prometheus metric as one service exports it: name, type, help text and labels."""
 
     role: str
     name: str
-    """Name, with `_total` for a counter, and without `_bucket`, `_sum` and `_count` for a histogram."""
+    """Metric name, with `_total` for a counter, and without `_bucket`, `_sum` and `_count` for a
+    histogram."""
     kind: str
     text: str
     labels: Mapping[str, Sequence[str]]
-    """Values of each label from the start. Empty for labels with open values."""
+    """Values that each label has from the start. Empty for labels in OPEN."""
 
     @property
     def unit(self) -> str:
-        """Unit of its value, which is the last such word of its name, or an empty text."""
+        """Unit of the metric's value: the last word of its name that is a unit, or an empty text."""
         return next((word for word in reversed(self.name.split("_")) if word in _UNITS), "")
 
     @property
     def series(self) -> Sequence[str]:
-        """Names of its series in queries."""
+        """Names of the metric's series in queries."""
         suffixes = ("_bucket", "_sum", "_count") if self.kind == "histogram" else ("",)
         return [self.name + suffix for suffix in suffixes]
 
 
 def exported() -> list[Exported]:
-    """Return every metric of every service, the bootstrap's first."""
+    """Return every metric of every service, beginning with the bootstrap's."""
     return [each for role, registry in _registries() for each in _read(role, registry)]
 
 
 def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
-    """Return a registry of each service, made as its wiring does."""
+    """Yield each service's role with a registry of its metrics, made as the service itself makes it."""
     bootstrap, prefill, decode = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     describe_process(bootstrap, BOOTSTRAP, BOOTSTRAP, rank=0)
     BootstrapMetrics(bootstrap)

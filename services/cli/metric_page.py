@@ -1,4 +1,4 @@
-"""The text of docs/metrics.md, which `baton metrics` prints."""
+"""Text of docs/metrics.md, which `baton metrics` prints."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -33,7 +33,10 @@ A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Rules and alert
 
 
 def metric_page() -> str:
-    """Return the page. Raises LookupError for a metric without a question, or a name without a metric."""
+    """Return the text of docs/metrics.md.
+
+    Raises LookupError for a metric that answers no question in QUESTIONS, or a name there that is no metric.
+    """
     found: dict[str, list[Exported]] = {}
     for each in exported():
         found.setdefault(each.name, []).append(each)
@@ -50,7 +53,7 @@ def metric_page() -> str:
 
 
 def _alike(exports: Sequence[Exported]) -> list[list[Exported]]:
-    """Return the exports of a metric, grouped by equal text and labels."""
+    """Return the exports of one metric by several services, grouped by equal help text and labels."""
     groups: list[list[Exported]] = []
     for each in exports:
         for group in groups:

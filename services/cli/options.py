@@ -1,4 +1,4 @@
-"""Flags and help of commands, from settings classes.
+"""Command-line flags and help texts of commands, made from settings classes.
 
 Each flag is taken as text and parsed by `settings.load`. So command line, environment and help cannot
 disagree.
@@ -29,7 +29,7 @@ def add_command(
     arguments: Mapping[str, Any] = MappingProxyType({}),
     refused: Sequence[Setting] = (),
 ) -> None:
-    """Add the command `baton name`.
+    """Add the command `baton NAME` to the console script.
 
     `panels`: settings by the headings of the help. `run`: gets each setting's flag as typed, or None, and
     returns the exit code. `arguments`: further parameters with typer's annotations, of type `str | None`.
@@ -55,7 +55,8 @@ def add_command(
 
 
 def _option(each: Setting, panel: str | None = None) -> Any:
-    """Return the option of a setting. Without a panel no help shows it."""
+    """Return the typer option for a setting, under the help heading `panel`. Without one the help
+    hides it."""
     default = f" (default: {each.default_text})" if each.default_text else ""
     return Annotated[
         str | None,
@@ -71,7 +72,7 @@ def _option(each: Setting, panel: str | None = None) -> Any:
 
 
 def _takes(function: Callable[..., None], annotations: Mapping[str, Any]) -> None:
-    """Give `function` keyword parameters that typer can read."""
+    """Give `function` keyword parameters with these names and annotations, as typer reads them."""
     function.__annotations__ = dict(annotations)
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

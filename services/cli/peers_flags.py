@@ -1,4 +1,4 @@
-"""Flags of vLLM and SGLang, and what to give to Baton instead.
+"""Flags of vLLM and SGLang, each with the flag of Baton to give instead.
 
 docs/migrating.md has the same table. A test compares the two.
 """
@@ -64,8 +64,9 @@ INSTEAD: Final[Mapping[str, str]] = {
 
 
 def refuse_peers_flags(words: Sequence[str]) -> None:
-    """Raise SettingsError for the first flag of vLLM or SGLang in a command line, whose first word is the
-    command.
+    """Raise SettingsError for the first flag of vLLM or SGLang in a command line.
+
+    `words`: the command line after `baton`. Its first word is the command.
     """
     if not words or words[0] not in COMMANDS:
         return

@@ -1,4 +1,4 @@
-"""`baton role`: the share of requests of each side that a process of both sides gets."""
+"""Command `baton role`, which sets how a process that serves both sides divides its time between them."""
 
 from urllib.parse import quote
 
@@ -6,7 +6,10 @@ from baton.cli.admin import Bootstrap, admin
 
 
 def run_role(process: str, prefill: int, at: Bootstrap, known: frozenset[str]) -> int:
-    """Set the weight at the bootstrap, and print the result. Return the exit code. Raises StartupError."""
+    """Set the prefill weight of `process` at the bootstrap, and print the result. Return the exit code.
+
+    `prefill`: parts of 100 of its time. Raises StartupError.
+    """
     with admin(at, known) as pages:
         answer = pages.write(f"workers/{quote(process, safe='')}", {"prefill_weight": prefill})
         [text] = pages.rendered(

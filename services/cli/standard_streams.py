@@ -1,7 +1,7 @@
-"""Standard streams of a process that was started without them: they become the null device.
+"""Replacement of missing standard streams (stdin, stdout, stderr) by the null device.
 
-Otherwise the first files that the process opens get their numbers. A library's output would then go into
-another's connection, and the event loop could start no process from such a file.
+Otherwise the first files that the process opens would get their numbers. A library's output would then go
+into another's connection, and the event loop could start no process from such a file.
 """
 
 import os
@@ -9,11 +9,11 @@ import sys
 from typing import Final
 
 STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-"""Names and modes of the streams 0, 1 and 2."""
+"""Names and modes of the standard streams, in the order of their file numbers 0, 1 and 2."""
 
 
 def open_missing() -> None:
-    """Open the null device for each missing stream. Child processes inherit it.
+    """Open the null device for each standard stream that is missing. Child processes inherit it.
 
     Call it before any file is opened. Raises OSError if there is no null device.
     """

@@ -1,4 +1,4 @@
-"""`baton top`: workers, queues, pages, rooms and the newest requests of a running stack."""
+"""Command `baton top`, which shows workers, queues, pages, rooms and the newest requests of a stack."""
 
 import json
 import time
@@ -21,7 +21,8 @@ from baton.rooms.queues import RoomQueue
 
 EVERY_S: Final = 1.0
 WIDE: Final = 110
-"""Least columns of a terminal for all details. A narrower one gets counts in place of lists."""
+"""Smallest terminal width, in columns, at which all details are shown. A narrower one gets counts instead of
+lists."""
 ENDS: Final = Text("q or Ctrl-C ends.", style="dim")
 REQUESTS_SHOWN: Final = 15
 PAGES_BAR: Final = 20
@@ -61,7 +62,7 @@ def run_top(at: Bootstrap, known: frozenset[str], *, once: bool, as_json: bool) 
 
 
 def _follow(pages: Admin, live: dict[str, Any]) -> None:
-    """Redraw until the user stops. If the bootstrap is restarting, wait for it."""
+    """Redraw the screen each second until the user ends it. If the bootstrap is restarting, wait for it."""
     console = Console(highlight=False)
     first = Group(*pages.rendered(stack_lines, live), ENDS)
     with (
@@ -81,10 +82,10 @@ def _follow(pages: Admin, live: dict[str, Any]) -> None:
 
 
 class Fitted:
-    """A part of the screen with a wide and a narrow form."""
+    """A part of the screen that has a wide and a narrow form, chosen by the terminal's width."""
 
     def __init__(self, draw: Callable[[bool], RenderableType]) -> None:
-        """`draw`: draws it. Its argument is whether the terminal is wide."""
+        """Make the part. `draw`: draws it, with whether the terminal is wide as its argument."""
         self._draw = draw
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -158,7 +159,8 @@ def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
 
 
 def _name(worker: dict[str, Any]) -> Text:
-    """Return a worker's name, with this side's share if it serves both."""
+    """Return a worker's name as text. If its process serves both sides, this side's share of its time is
+    added."""
     weight = worker.get("weight")
     share = "" if weight is None else f" {weight}%"
     return Text(worker["name"], style="bold").append(share, style="not bold dim")
@@ -188,7 +190,7 @@ def _requests(requests: list[dict[str, Any]]) -> RenderableType:
 
 
 def _table_of_requests(requests: list[dict[str, Any]], *, wide: bool) -> Table:
-    """Return the table of requests. A narrow one shows why a request failed rather than where it ran."""
+    """Return the table of requests. A narrow table shows why a request failed instead of where it ran."""
     padding = (0, 1) if wide else (0, 1, 0, 0)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, header_style="dim")
     table.add_column("time", no_wrap=True)

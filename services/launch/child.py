@@ -1,4 +1,4 @@
-"""Child processes of the launcher, with their output and their exits."""
+"""Child processes that the launcher starts, with their output and their exits."""
 
 import asyncio
 import signal
@@ -15,20 +15,20 @@ LINE_BYTES_MAX: Final = 4096
 HIDDEN_LINES_MAX: Final = 20
 CHUNK_BYTES: Final = 65_536
 CRASH: Final = "Fatal Python error: "
-"""Beginning of the lines by which `faulthandler` shows where a crash came."""
+"""Beginning of the line that `faulthandler` writes before the stacks of a crashed process."""
 OUTPUT_TIMEOUT_S: Final = 2.0
 LARGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Makes the C library's memory use large pages, too. Weights of the compiled step and KV pages request them
-themselves (docs/engine.md). Other C libraries ignore it."""
+"""Environment variable that makes the C library allocate memory in large pages. Weights of the compiled step
+and KV pages request large pages themselves (docs/engine.md). Other C libraries than glibc ignore it."""
 
 Show = Callable[[str], None]
-"""Shows a line to the user."""
+"""Function that shows a line to the user."""
 IsShown = Callable[[str], bool]
-"""Whether a child's line is shown."""
+"""Function that returns whether a line of a child's output is shown to the user."""
 
 
 class Process(Protocol):
-    """A process as `Child` uses it, such as asyncio's own subprocess."""
+    """A process with the methods that `Child` uses, such as an asyncio subprocess."""
 
     @property
     def pid(self) -> int: ...
@@ -41,28 +41,31 @@ class Process(Protocol):
 
 
 class Child:
-    """A process that dies with this one.
+    """A child process that dies with this process, and whose output lines are shown or hidden.
 
-    It shows the lines that `is_shown` picks, prefixed by its name, and from the first line of a crash on all.
+    A line is shown, prefixed by the child's name, if `is_shown` returns True for it. From the first line of a
+    crash report on, all lines are shown.
     """
 
     def __init__(
         self, name: str, process: Process, output: asyncio.StreamReader, is_shown: IsShown, show: Show
     ) -> None:
-        """`output`: stream of what the process writes."""
+        """Follow a started process. `output`: stream of its stdout and stderr."""
         self.name = name
         self.pid: Final = process.pid
         self.exit_secret = b""
-        """Secret that proves a report of its exit. If it is empty, the bootstrap believes no report."""
+        """Secret that proves a report of this process's exit. If it is empty, the bootstrap accepts no
+        report."""
         self.hidden_lines: deque[str] = deque(maxlen=HIDDEN_LINES_MAX)
-        """Lines since the last one that was shown, oldest first."""
+        """Lines of output that were hidden since the last shown line, oldest first."""
         self._process = process
         self._is_shown = is_shown
         self._show = show
         self._output = asyncio.create_task(self._read(output), name=f"output of {name}")
 
     async def wait(self) -> int:
-        """Wait for its end and its last output. Return the exit code, or a signal's number below 0."""
+        """Wait for the process's end and its last output. Return the exit code, or minus the number of its
+        signal."""
         code = await self._process.wait()
         # A grandchild may keep the pipe open for longer. Its output is not worth the wait.
         await asyncio.wait((self._output,), timeout=OUTPUT_TIMEOUT_S)
@@ -90,12 +93,13 @@ class Child:
                 self.hidden_lines.append(line)
 
     def startup_error(self) -> str | None:
-        """Return the reason that the process gave for not starting (`report_startup_error`), if it did."""
+        """Return the text with which the process reported why it could not start (`report_startup_error`), or
+        None."""
         errors = [line for line in self.hidden_lines if line.startswith(ERROR_PREFIX)]
         return errors[-1].removeprefix(ERROR_PREFIX) if errors else None
 
     def show_hidden_lines(self) -> None:
-        """Show the last lines that were not shown while the process ran."""
+        """Show the last lines that were hidden while the process ran."""
         while self.hidden_lines:
             self._show(f"{self.name}: {self.hidden_lines.popleft()}")
 
@@ -124,10 +128,10 @@ async def start_child(
     show: Show,
     files: Sequence[int] = (),
 ) -> Child:
-    """Start `command` in a session of its own.
+    """Start `command` as a child process in a session of its own.
 
-    Ctrl-C then reaches this process only, which stops the child in order. The child inherits the open files
-    `files` under their numbers.
+    Ctrl-C then reaches only this process, which stops its children in order. The child inherits the open
+    files `files` under their numbers.
     """
     process = await asyncio.create_subprocess_exec(
         *tied_command(*command),
@@ -143,12 +147,13 @@ async def start_child(
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a part of the stack, which runs this package and writes lines at once."""
+    """Return the environment for a process of the stack: it imports this package and writes its output
+    unbuffered."""
     return {**LARGE_PAGES, **child_process.child_environ(environ), "PYTHONUNBUFFERED": "1"}
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit as text: `ended with exit code 1`, `was killed by SIGKILL`."""
+    """Return how a process exited as text: `ended with exit code 1`, `was killed by SIGKILL`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

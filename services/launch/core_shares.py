@@ -1,4 +1,4 @@
-"""Division of a machine's cores among the workers of a stack, and among a worker's ranks."""
+"""Division of a machine's CPU cores among the workers of a stack, and among a worker's ranks."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,10 +11,10 @@ def share_cores(
 ) -> tuple[list[Cores], list[Cores]]:
     """Return the cores of each prefill worker and of each decode worker, out of `cores` (at least one).
 
-    The sides get cores in proportion to their processes, `…_ranks` for each worker. They share no core if
-    there are two, so that a long prompt does not disturb the sequences being decoded. Workers of a side
-    share cores only if it has fewer cores than workers. The bootstrap gets no core of its own, since it needs
-    little and runs anywhere.
+    The sides get cores in proportion to their numbers of processes, which are `…_ranks` for each worker. If
+    there are at least two cores, prefill and decode share none, so that a long prompt does not delay
+    decoding. Workers of a side share cores only if it has fewer cores than workers. The bootstrap gets no
+    core of its own, because it needs little and runs anywhere.
     """
     if not (prefill and decode):
         return deal_cores(cores, prefill), deal_cores(cores, decode)
@@ -27,9 +27,11 @@ def share_cores(
 
 
 def cut_cores(cores: Sequence[int], both: int, one_sided: int) -> tuple[list[Cores], Cores]:
-    """Return the cores of each worker of both sides, and the cores left for the other processes.
+    """Return the cores of each worker that serves both sides, and the cores left for other workers'
+    processes.
 
-    `both`: workers of both sides. `one_sided`: processes of the others. A single core is shared.
+    `both`: number of workers that serve both sides. `one_sided`: number of processes of the other workers. A
+    single core is shared.
     """
     if not both or not one_sided:
         return deal_cores(cores, both), tuple(cores)
@@ -40,7 +42,8 @@ def cut_cores(cores: Sequence[int], both: int, one_sided: int) -> tuple[list[Cor
 
 
 def deal_cores(cores: Sequence[int], processes: int) -> list[Cores]:
-    """Return a run of `cores` for each process. Processes share single cores if there are fewer."""
+    """Return adjacent cores for each of `processes`. If there are fewer cores, processes share
+    single cores."""
     if not processes:
         return []
     if len(cores) < processes:

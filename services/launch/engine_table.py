@@ -1,4 +1,4 @@
-"""Engines that a worker can have, by name, each imported when it is chosen."""
+"""Table of the engines that a worker can use, by name. Each is imported when it is chosen."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -14,14 +14,15 @@ from baton.runtime.model_options import EngineName
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """One engine of the table."""
+    """One engine in the table of engines: its module, the package that it needs, and how to install that."""
 
     module: str
-    """Module with `start_rank`, an `EngineLoader`, and perhaps `start_both`, an `EnginePairLoader`."""
+    """Module with the function `start_rank`, an `EngineLoader`. It may also have `start_both`, an
+    `EnginePairLoader`."""
     package: str
-    """Package that the engine needs, and that may be missing."""
+    """Python package that the engine needs, and that may be missing."""
     install: str
-    """What to install if it is missing."""
+    """Distribution to install if the package is missing, for the error."""
 
 
 ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
@@ -31,7 +32,7 @@ ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported here. It is not imported."""
+    """Return whether a Python package could be imported here, without importing it."""
     return find_spec(package) is not None
 
 
@@ -42,13 +43,14 @@ def choose_engine(
     installed: Callable[[str], bool] = is_installed,
     gpus: Callable[[Mapping[str, str]], Gpus] = find_gpus,
 ) -> EngineName:
-    """Return the engine that `--engine` names. `device`: value of `--device`.
+    """Return the engine that the value `name` of `--engine` stands for. `device`: value of `--device`.
 
-    Raises StartupError if its package is not installed.
+    "auto" stands for vLLM if it is installed and there is a GPU, else for torch. Raises StartupError if the
+    engine's package is not installed.
     """
     engine = EngineName(name)
     if engine is EngineName.AUTO:
-        # A GPU is looked for last, since that takes a program of the driver.
+        # GPUs are looked for last, because that runs a program of the driver.
         vllm = device != "cpu" and installed(ENGINES[EngineName.VLLM].package) and bool(gpus(environ))
         return EngineName.VLLM if vllm else EngineName.TORCH
     entry = ENGINES[engine]
@@ -63,7 +65,7 @@ def choose_engine(
 def engine_module(name: str, device: str) -> str:
     """Return the module of the engine that `--engine` names, for a process that preloads it.
 
-    An engine that is missing is reported by the worker that needs it, and the first one is preloaded.
+    If that engine is not installed, return torch's. The worker that needs the missing one reports the error.
     """
     try:
         return ENGINES[choose_engine(name, device)].module
@@ -74,7 +76,7 @@ def engine_module(name: str, device: str) -> str:
 def load_starter(name: str, device: str, function: str) -> Callable[..., Any]:
     """Import the engine that `--engine` names, and return its `function`: "start_rank" or "start_both".
 
-    Takes seconds. Raises StartupError if the engine is not installed or has no such function.
+    It takes seconds. Raises StartupError if the engine is not installed or has no such function.
     """
     engine = choose_engine(name, device)
     starter = getattr(import_module(ENGINES[engine].module), function, None)

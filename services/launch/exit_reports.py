@@ -1,4 +1,4 @@
-"""Reports of a worker's exit to the bootstrap, by the process that saw it."""
+"""Reports to the bootstrap that a worker's process has exited, sent by the process that started it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,17 +13,18 @@ REPORT_TIMEOUT_S: Final = 2.0
 REPORT_TRIES: Final = 5
 
 EXIT_DIGEST: Final = f"{PREFIX}EXIT_DIGEST"
-"""Variable that gives a worker's process the digest of its starter's secret."""
+"""Environment variable that gives a worker's process the digest of its starter's secret."""
 
 ReportExit = Callable[[str, int, bytes], Awaitable[None]]
-"""Report that the worker's process (name, pid) was seen to exit, with the secret drawn for that process.
+"""Function that reports to the bootstrap that a worker's process has exited.
 
-It raises if the report did not arrive.
+Its arguments are the worker's name, the process id, and the secret drawn for that process. It raises if the
+report did not arrive.
 """
 
 
 def draw_exit_secret() -> tuple[bytes, dict[str, str]]:
-    """Return a secret for one start of a process, and that process's variables (`exit-by-starter`).
+    """Return a new secret for one start of a process, and environment variables for it (`exit-by-starter`).
 
     The secret stays with the starter. The process gets only its digest, so that a reader of its environment
     cannot report its exit.
@@ -33,7 +34,8 @@ def draw_exit_secret() -> tuple[bytes, dict[str, str]]:
 
 
 def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") -> ReportExit:
-    """Return a reporter to the bootstrap at `bootstrap_address`. Its first report loads gRPC."""
+    """Return a function that reports exits to the bootstrap at `bootstrap_address`. Its first call loads
+    gRPC."""
 
     async def report(name: str, pid: int, secret: bytes) -> None:
         from baton.wire.exit_report import report_exit
@@ -46,9 +48,10 @@ def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") 
 async def report_exit_repeatedly(
     report: ReportExit, name: str, pid: int, secret: bytes, stopping: asyncio.Event
 ) -> str | None:
-    """Report an exit, REPORT_TRIES times if need be, but not beyond `stopping`.
+    """Report the exit of a process, up to REPORT_TRIES times, until it succeeds or `stopping` is set.
 
-    Return why the report did not arrive. Nothing is raised, since the worker has to come back all the same.
+    Return None if it succeeded or `stopping` was set, else the reason why it failed. It raises nothing,
+    because the worker has to be restarted in any case.
     """
     reason = None
     for _ in range(REPORT_TRIES):
@@ -66,7 +69,7 @@ async def report_exit_repeatedly(
 
 
 async def wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Sleep for `timeout_s` seconds, but not beyond `event`."""
+    """Sleep for `timeout_s` seconds, or until `event` is set."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

@@ -4,12 +4,13 @@
 
 The server sends READY on the socket, a descriptor that it inherits. It then forks a worker for each request:
 
-request   three open files: the order (`ForkOrder`), the worker's output, and a pipe.
-reply     the worker's process id, or 0 and the reason why there is none.
+    request   three open files: the order (`ForkOrder`), the worker's output, and a pipe.
+    reply     the worker's process id, or 0 and the reason why there is none.
 
 The worker becomes a child of the process that requested it (`parent_watch.adopting_orphans`). That process
-waits for the worker as for any child, and the kernel kills the worker when it ends. The worker begins at the
-pipe's first byte. It exits if the pipe is closed instead, so that none runs that its parent does not know.
+waits for the worker as for any child, and the kernel kills the worker when that process ends. The worker
+begins at the pipe's first byte. It exits if the pipe is closed instead, so that no worker runs unknown to its
+parent.
 
 The standard library's fork server cannot replace this one. Its processes are the server's children: when the
 server is killed, they count as ended with code 255 while they still run. Here an exit is the proof that a
@@ -42,7 +43,7 @@ from baton.runtime.settings import PREFIX
 READY: Final = b"ready"
 BEGIN: Final = b"b"
 ENGINE_VARIABLES: Final = (f"{PREFIX}ENGINE", f"{PREFIX}DEVICE")
-"""Variables by which a server knows whose engine it imports."""
+"""Environment variables that tell a fork server which engine to import."""
 FILES: Final = 3
 PID_BYTES: Final = 32
 THREADS: Final = Path("/proc/self/task")
@@ -50,49 +51,49 @@ THREADS: Final = Path("/proc/self/task")
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """Command and environment of a worker to fork."""
+    """Order to fork one worker: its command, environment and parent process."""
 
     words: tuple[str, ...]
-    """Arguments of the command `baton`."""
+    """Arguments of the command `baton` that the worker runs."""
     environ: dict[str, str]
-    """The worker's whole environment."""
+    """Complete environment of the worker."""
     parent: int
     """Process id of the worker's parent."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Command line that would start the same worker."""
+        """Command line that would start the same worker without a fork server."""
         return baton_command(*self.words)
 
     def write(self) -> int:
-        """Return an open file with the order. Raises OSError."""
+        """Write the order to a new memory file, and return its descriptor. Raises OSError."""
         file = os.memfd_create("order")
         os.write(file, json.dumps(asdict(self)).encode())
         return file
 
     @classmethod
     def read(cls, file: int) -> "ForkOrder":
-        """Return the order in the open file `file`."""
+        """Return the order that the open file `file` contains."""
         order = json.loads(Path(f"/proc/self/fd/{file}").read_bytes())
         return cls(tuple(order["words"]), order["environ"], order["parent"])
 
 
 def worker_modules(engine: str = "auto", device: str = "auto") -> tuple[str, ...]:
-    """Return the modules of a worker that take long to import. `engine`, `device`: of its settings."""
+    """Return the modules of a worker that take long to import. `engine`, `device`: values of its settings."""
     return "baton.both.wiring", engine_module(engine, device)
 
 
 def engine_variables(engine: str, device: str) -> dict[str, str]:
-    """Return the variables of a server whose workers have these settings."""
+    """Return the environment variables for a fork server of workers with these settings."""
     return dict(zip(ENGINE_VARIABLES, (engine, device), strict=True))
 
 
 def serve_forks(control: socket.socket, program: str, modules: Sequence[str] | None = None) -> bool:
-    """Import `modules`, and fork a worker for each request on `control`.
+    """Import `modules`, and fork a worker for each request on `control`, until it is closed.
 
-    Return True in a worker, which runs its command now, and False in the server once no process can send
-    requests any more. `program`: path of the command's program, for the worker's `sys.argv`. `modules`: those
-    of a worker whose engine the environment names, if not given.
+    Return True in a forked worker, which has to run its command now. Return False in the server when no
+    process can send requests any more. `program`: path of the command's program, for the worker's `sys.argv`.
+    `modules`: if None, those of a worker with the engine that the environment names.
     """
     _import_all(modules or worker_modules(*(os.environ.get(name, "auto") for name in ENGINE_VARIABLES)))
     control.send(READY)
@@ -114,10 +115,11 @@ def serve_forks(control: socket.socket, program: str, modules: Sequence[str] | N
 def fork_own_server(
     serve: Callable[[socket.socket], None], modules: Sequence[str]
 ) -> tuple[int, socket.socket] | None:
-    """Fork a server from this process, with which it ends.
+    """Fork a fork server from this process, which ends together with this process.
 
-    Return its process id and the socket of its requests, or None if this process has not imported all
-    `modules`, has several threads, or cannot be forked. `serve`: what the server runs, with its socket.
+    Return its process id and the socket for requests. Return None if this process has not imported all
+    `modules`, has several threads, or cannot be forked. `serve`: function that the server runs, with its
+    socket.
     """
     if not sys.modules.keys() >= set(modules) or _thread_count() > 1:
         return None
@@ -136,14 +138,14 @@ def fork_own_server(
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    """Import `modules` without starting the threads of a library that computes."""
+    """Import `modules` without starting the compute threads of a library."""
     clean_environment(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()
     for each in modules:
         import_module(each)
     gc.collect()
-    gc.freeze()  # the collector writes to what it looks through, and such pages are shared no more
+    gc.freeze()  # the collector would write to these objects, and their pages would no longer be shared
     threads = _thread_count()
     if threads > 1:
         sys.exit(f"{threads} threads run after the imports: no worker is forked from here")
@@ -154,9 +156,9 @@ def _thread_count() -> int:
 
 
 def _fork_grandchild() -> int:
-    """Fork a process whose parent has ended.
+    """Fork a process whose parent, a process in between, ends at once, so that it is adopted.
 
-    Return its process id in this process, and 0 in the new one. A result below 0 is an error's number.
+    Return its process id in this process, and 0 in the new one. A negative result is minus an errno.
     """
     reads, writes = os.pipe()
     between = _fork_or_error()
@@ -177,7 +179,7 @@ def _fork_grandchild() -> int:
 
 
 def _fork_or_error() -> int:
-    """Fork as `os.fork` does. A result below 0 is an error's number."""
+    """Fork like `os.fork`, but return minus the errno if that fails."""
     try:
         return os.fork()
     except OSError as error:
@@ -185,7 +187,10 @@ def _fork_or_error() -> int:
 
 
 def _become(file: int, output: int, begin: int, program: str) -> None:
-    """Take the session, output, environment and arguments that `child.start_child` gives a process."""
+    """Turn this forked process into the ordered worker, once its parent allows it.
+
+    It takes the session, output, environment and arguments that a process started by `child.start_child` has.
+    """
     if os.read(begin, 1) != BEGIN:
         os._exit(1)
     order = ForkOrder.read(file)

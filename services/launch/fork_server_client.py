@@ -1,11 +1,11 @@
-"""Client of the fork server: it starts the server, keeps it running, and requests workers from it.
+"""Client of the fork server. It starts the server, restarts it when it ends, and requests workers from it.
 
     loading       the server imports. Requests wait for it.
     loaded        a request takes some ten milliseconds.
     restarting    the server ended. Requests return None until it is back, after a back-off.
     unavailable   the server ended before it was loaded, or the system cannot fork so. Requests return None.
 
-The caller of a request that returns None starts the worker by its command.
+If a request returns None, its caller starts the worker by its command.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ ANSWER_BYTES: Final = 4096
 
 
 class ForkServer:
-    """One fork server, running as long as the context is entered."""
+    """One fork server process. It runs as long as this object's context is entered."""
 
     def __init__(
         self,
@@ -49,9 +49,11 @@ class ForkServer:
         clock: Clock,
         loaded: tuple[int, socket.socket] | None = None,
     ) -> None:
-        """`environ`: variables under which libraries are imported. `is_shown`, `show`: as for `Child`.
+        """Describe the server to start.
 
-        `loaded`: process id and socket of the first server, if this process has forked one from itself.
+        `environ`: environment in which the server imports libraries. `is_shown`, `show`: treatment of its
+        output, as for `Child`. `loaded`: process id and socket of the first server, if this process has
+        forked one from itself.
         """
         self._environ = environ
         self._is_shown = is_shown
@@ -60,9 +62,9 @@ class ForkServer:
         self._loaded = loaded
         self._requesting = asyncio.Lock()
         self._settled = asyncio.Event()
-        """Set once the server has been loaded, or is known to be unavailable."""
+        """Event that is set once the server is loaded, or is known to be unavailable."""
         self._control: socket.socket | None = None
-        """Socket of the loaded server."""
+        """Socket for requests to the loaded server, or None."""
         self._process: Child | ForkedProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -82,7 +84,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the loaded server, if there is one."""
+        """Process id of the loaded server, or None."""
         return None if self._control is None or self._process is None else self._process.pid
 
     async def settled(self) -> None:
@@ -92,9 +94,9 @@ class ForkServer:
     async def fork(
         self, name: str, words: tuple[str, ...], environ: Mapping[str, str], is_shown: IsShown, show: Show
     ) -> Child | None:
-        """Fork a child that runs `baton WORDS` in `environ`.
+        """Request a forked child process that runs `baton WORDS` in the environment `environ`.
 
-        It behaves as one from `start_child`. Return None if there is no server to fork from.
+        The child behaves like one from `start_child`. Return None if there is no server to fork from.
         """
         async with self._requesting:
             await self._settled.wait()
@@ -132,7 +134,7 @@ class ForkServer:
             await asyncio.sleep(wait_ms / 1000)
 
     async def _run(self) -> bool:
-        """Run one server until it has ended. Return whether it had been loaded. Raises OSError."""
+        """Run one server process until it has ended. Return whether it was loaded before. Raises OSError."""
         ours, process = await self._start()
         with ours:
             self._process = process
@@ -152,7 +154,10 @@ class ForkServer:
         return loaded
 
     async def _start(self) -> "tuple[socket.socket, Child | ForkedProcess]":
-        """Return the server that was forked from this process, or start one. Raises OSError."""
+        """Return a running server process and its socket.
+
+        It is the one that was forked from this process, if there is one, else a new one. Raises OSError.
+        """
         if self._loaded is not None:
             (pid, ours), self._loaded = self._loaded, None
             ours.setblocking(False)
@@ -169,7 +174,10 @@ class ForkServer:
 
 
 def _check_system() -> None:
-    """Raise OSError or AttributeError if the system lacks what a fork takes, before anything is imported."""
+    """Raise OSError or AttributeError if the system lacks the calls that forking workers needs.
+
+    It runs before the server imports anything.
+    """
     os.close(os.pidfd_open(os.getpid()))
     os.close(os.memfd_create("order"))
     with adopting_orphans():
@@ -191,7 +199,7 @@ async def _fork(
     is_shown: IsShown,
     show: Show,
 ) -> Child:
-    """Request a worker from the server on `control`. Raises OSError."""
+    """Request one worker from the fork server on the socket `control`. Raises OSError."""
     loop = asyncio.get_running_loop()
     with ExitStack() as ours, ExitStack() as theirs:
         order = ForkOrder(words, child_environ(environ), os.getpid()).write()
@@ -220,13 +228,13 @@ async def _fork(
 
 
 class ForkedProcess:
-    """Child of this process that the fork server forked.
+    """Child process of this process that was forked by the fork server.
 
-    It has what `Child` uses of asyncio's own subprocesses.
+    It has the methods of an asyncio subprocess that `Child` uses.
     """
 
     def __init__(self, pid: int) -> None:
-        """Raises OSError, also if `pid` is no child of this process."""
+        """Follow the process `pid`. Raises OSError, also if it is no child of this process."""
         self.pid = pid
         self._file = os.pidfd_open(pid)
         try:
@@ -247,7 +255,7 @@ class ForkedProcess:
         self._transport = transport
 
     async def wait(self) -> int:
-        """Return its exit code, or a signal's number below 0."""
+        """Wait for the process's end. Return its exit code, or minus the number of its signal."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:

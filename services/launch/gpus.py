@@ -1,6 +1,6 @@
 """Discovery of the machine's GPUs, and their division among the workers of a stack.
 
-The tensor library is not used. It takes seconds to load, and memory on each GPU that it looks at.
+The tensor library is not used. It takes seconds to load, and uses memory on each GPU that it looks at.
 """
 
 import shutil
@@ -11,13 +11,13 @@ from typing import Final
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 NONE: Final = "-1"
-"""Entry at which CUDA stops reading that list."""
+"""Entry of CUDA_VISIBLE_DEVICES after which CUDA ignores the rest of the list."""
 DRIVER: Final = Path("/proc/driver/nvidia/gpus")
-"""Folder with one folder for each GPU, if the driver is loaded."""
+"""Folder in which the NVIDIA driver, once loaded, has one folder for each GPU."""
 QUERY_TIMEOUT_S: Final = 20.0
 
 Gpus = tuple[str, ...]
-"""GPUs as CUDA_VISIBLE_DEVICES names them, by numbers or UUIDs."""
+"""GPUs by number or UUID, as in CUDA_VISIBLE_DEVICES."""
 
 
 def find_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = None) -> Gpus:
@@ -48,7 +48,7 @@ def count_gpus(command: str = "nvidia-smi", driver: Path = DRIVER) -> int:
 
 
 def deal_gpus(gpus: Sequence[str], ranks: Sequence[int]) -> list[Gpus]:
-    """Return adjacent `gpus` for each worker, as many as it has `ranks`.
+    """Return adjacent GPUs for each worker, as many as the worker's number in `ranks`.
 
     Each GPU goes to one worker before any goes to two. A worker with more ranks than there are GPUs gets all
     of them, and its ranks take them in turn.

@@ -1,4 +1,4 @@
-"""Filter of a child's log lines by level, for the terminal of `baton serve`."""
+"""Filter of a child process's log lines by level, for the terminal of `baton serve`."""
 
 import re
 from typing import Final
@@ -8,13 +8,14 @@ from baton.runtime.logging import LEVELS
 LINE_START: Final = re.compile(
     r'\d{4}-\d\d-\d\dT\S+Z (?P<text>[A-Z]+) |\{"time": "[^"]*", "level": "(?P<json>[a-z]+)"', re.ASCII
 )
-"""Beginning of a log line, in either format, with its level."""
+"""Pattern of the beginning of a log line, as text or JSON, up to its level."""
 
 
 class LevelFilter:
-    """Passes log lines of at least one level, with the lines that follow them, such as tracebacks.
+    """Filter that returns whether a line of output is shown, by the level of its log line.
 
-    Lines before the first log line, such as a native library's greeting, do not pass.
+    Lines that follow a log line, such as a traceback, are treated like it. Lines before the first log line,
+    such as a native library's greeting, are not shown.
     """
 
     def __init__(self, level: str) -> None:

@@ -1,4 +1,4 @@
-"""Refusal of models by their files, before a command imports or starts anything."""
+"""Check of a model's files, before a command imports or starts anything slow."""
 
 import re
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from baton.runtime.worker_settings import WorkerSettings
 def check_models(
     model: str, load_format: str, drafts: Iterable[str] = (), *, needs_tokenizer: bool = False
 ) -> None:
-    """Raise StartupError if `model`, or one of the draft models `drafts`, cannot be served.
+    """Raise StartupError if the model `model`, or one of the draft models `drafts`, cannot be served.
 
-    `needs_tokenizer`: requests come as text.
+    `needs_tokenizer`: whether requests come as text, so that a tokenizer is needed.
     """
     source = resolve(model, LoadFormat(load_format))
     if needs_tokenizer and source.kind is ModelKind.DIRECTORY:
@@ -30,11 +30,11 @@ def check_models(
 
 
 def check_worker_models(settings: WorkerSettings) -> None:
-    """Raise StartupError if a model of a worker cannot be served."""
+    """Raise StartupError if the model or the draft model in a worker's settings cannot be served."""
     draft = settings.draft_model
     check_models(settings.model, settings.load_format, () if draft is None else (draft.model,))
 
 
 def draft_of(speculate: str) -> str:
-    """Return the draft model in a value of `--speculate`, or an empty text."""
+    """Return the draft model in a value of `--speculate`, or an empty text if there is none."""
     return Speculation.parse(speculate).model if speculate else ""

@@ -1,4 +1,4 @@
-"""Preparation of a model for fast loading, once, in a process of its own.
+"""Program that prepares a model's files for fast loading, once, in a process of its own.
 
     python -m baton.launch.prepare_model MODEL LOAD_FORMAT
 
@@ -18,12 +18,12 @@ PROGRESS: Final = "progress: "
 
 
 def main(model: str, load_format: str) -> int:
-    """Find and prepare `model`. Return the exit code."""
+    """Find and prepare the model `model`. Return the exit code."""
     clean_environment(os.environ)
     from baton.models.model_files import prepare, resolve
     from baton.runtime.model_options import LoadFormat
 
-    if isinstance(sys.stdout, TextIOWrapper):  # as the command itself does: a file may have any name
+    if isinstance(sys.stdout, TextIOWrapper):  # file names may have characters that the output cannot
         sys.stdout.reconfigure(errors="replace")
 
     def report(line: str) -> None:

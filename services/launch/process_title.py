@@ -1,4 +1,4 @@
-"""Command line that `ps` shows of a forked process.
+"""Change of the command line that `ps` shows for a forked process.
 
 The kernel shows the bytes that it stored when the program was started. Linux lets a process replace them, if
 the kernel is built with checkpoint and restore. Otherwise `ps` shows the parent's command line.
@@ -24,13 +24,13 @@ STAT: Final = {
     "env_start": 50,
     "env_end": 51,
 }
-"""Numbers, counted from 1, of the fields of proc_pid_stat(5) that the call has to repeat."""
+"""Numbers, counted from 1, of the fields of proc_pid_stat(5) whose values the prctl call has to repeat."""
 NAME_FIELDS: Final = 2
-"""Fields up to the program's name, which is in brackets and may contain any character."""
+"""Number of fields of proc_pid_stat(5) up to the program's name, which may contain any character."""
 
 
 class _MemoryMap(ctypes.Structure):
-    """`struct prctl_mm_map` of the kernel."""
+    """Structure `prctl_mm_map` of the Linux kernel."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("start_code", "end_code", "start_data", "end_data")),
@@ -42,7 +42,7 @@ class _MemoryMap(ctypes.Structure):
 
 
 _titles: list[ctypes.Array[ctypes.c_char]] = []
-"""Texts that the kernel reads for as long as the process lives."""
+"""Command lines that were set. The kernel reads them from this memory as long as the process lives."""
 
 
 def set_process_title(words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Exits of a worker's ranks, and the rank that caused them."""
+"""Exits of a worker's rank processes, and which rank caused the others to exit."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,11 +9,12 @@ from baton.launch.child import Child, describe_exit
 from baton.runtime.errors import EXIT_FAILED, EXIT_GROUP, StartupError
 
 GRACE_S: Final = 3.0
-"""Time for the other ranks, after one has failed, to notice, end their streams and write the reason."""
+"""Seconds that the other ranks get, after one has failed, to notice it, end their streams and log
+the reason."""
 
 
 class RankEnded(StartupError):
-    """A rank ended with this exit code, and the launcher does not start it again."""
+    """A rank of the worker ended with this exit code, and the launcher does not start it again."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -22,14 +23,14 @@ class RankEnded(StartupError):
 
 @dataclass(frozen=True, slots=True)
 class GroupExit:
-    """Exits of all ranks of one incarnation."""
+    """Exits of all ranks of a worker, for one incarnation."""
 
     codes: Mapping[Child, int]
-    """Exit codes by rank, in the order of the exits."""
+    """Exit code of each rank's process, in the order in which they ended."""
     killed: frozenset[Child]
-    """Ranks that the launcher killed."""
+    """Ranks that the launcher killed because they had not ended in time."""
     started: bool
-    """Whether the group had taken turns, so that there were rooms to finish."""
+    """Whether the worker had started completely, so that it may have had rooms."""
 
     @property
     def is_orderly(self) -> bool:
@@ -38,9 +39,9 @@ class GroupExit:
 
     @property
     def first(self) -> Child:
-        """The rank that is the cause.
+        """Rank that caused the worker to end.
 
-        It is the first that failed by itself. A rank that does not blame another one (EXIT_GROUP) comes
+        It is the first one that failed by itself. A rank that does not blame another one (EXIT_GROUP) comes
         before those that do.
         """
         failed = [child for child, code in self.codes.items() if code and child not in self.killed]
@@ -49,16 +50,17 @@ class GroupExit:
 
     @property
     def cause(self) -> str:
-        """Exit of the rank that is the cause, as text."""
+        """Name and exit of the rank that caused the worker to end, as text."""
         return f"{self.first.name} {describe_exit(self.codes[self.first])}"
 
 
 async def collect(
     exits: dict["asyncio.Task[int]", Child], codes: dict[Child, int], left_s: float | None
 ) -> None:
-    """Add the exits to `codes` in their order, for at most `left_s` seconds.
+    """Wait for rank processes to exit, at most `left_s` seconds, and add their exit codes to `codes` in
+    order.
 
-    Once a rank has failed, the others get GRACE_S.
+    Once a rank has failed, the others get at most GRACE_S.
     """
     loop = asyncio.get_running_loop()
     until_s = None if left_s is None else loop.time() + left_s
@@ -75,7 +77,7 @@ async def collect(
 
 
 def failure_of(ended: GroupExit) -> RankEnded:
-    """Return the error by which the launcher ends after `ended`."""
+    """Return the error with which the launcher ends, after the ranks have ended as in `ended`."""
     reason, code = ended.first.startup_error(), ended.codes[ended.first]
     if reason is not None:
         return RankEnded(f"{ended.first.name}: {reason}", code if code > 0 else EXIT_FAILED)

@@ -1,11 +1,11 @@
-"""Ranks of one worker on this machine: their start, their end together, and their restart.
+"""Processes of one worker's ranks on this machine: their start, their common end, and their restart.
 
     starting   a rank that ends before turns go on is fatal. Its reason becomes this process's.
     running    a rank that ends takes the others with it. They get time to write why, then they are killed.
                Once all have ended, the exit is reported, and the group starts again after a back-off.
     stopping   the leader gets SIGTERM, and all ranks leave when their rooms have ended.
 
-A worker on several machines has a launcher on each. None of them knows when the ranks of the others have
+A worker on several machines has a launcher on each. No launcher knows when the ranks of the others have
 ended. So a launcher whose rank ends stops its own ranks and ends, and the platform starts all of them again.
 """
 
@@ -50,7 +50,8 @@ log = Log(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 LEAVING_S: Final = 10.0
-"""Time for the other ranks after one has left in order, in which the leader takes its leave."""
+"""Seconds that the other ranks get after one has left in order. In that time the leader ends its
+registration."""
 STOP_MARGIN_S: Final = 3.0
 POLL_S: Final = 0.25
 HTTP_TIMEOUT_S: Final = 2.0
@@ -63,7 +64,7 @@ def run_ranks(
 ) -> int:
     """Run a worker of several ranks until a stop signal. Return the exit code. Raises StartupError.
 
-    `serve_forks`: what a fork server runs that is forked from this process.
+    `serve_forks`: function that a fork server runs which is forked from this process.
     """
     check_shape(settings)
     has_several = len(settings.ranks_here) > 1
@@ -84,7 +85,7 @@ def run_ranks(
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without the launcher's settings, since each rank gets its own."""
+    """Return `environ` without the launcher's `BATON_*` settings, because each rank gets its own."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
@@ -93,12 +94,12 @@ def _log_fallback(why: str) -> None:
 
 
 def rank_command(settings: WorkerSettings) -> Sequence[str]:
-    """Return the command that runs one rank."""
+    """Return the command line that runs the rank with these settings."""
     return baton_command(settings.role, *to_flags(settings))
 
 
 class RankProcesses:
-    """The ranks of one worker, incarnation after incarnation. Used by one task."""
+    """Processes of one worker's ranks, which are restarted together. Used by one task."""
 
     def __init__(
         self,
@@ -110,7 +111,10 @@ class RankProcesses:
         backoff: Backoff | None = None,
         fork_server: ForkServer | None = None,
     ) -> None:
-        """`fork_server`: server from which ranks are forked. Without one they start by their commands."""
+        """Describe the ranks to run.
+
+        `fork_server`: server from which ranks are forked. Without one, ranks start by their command lines.
+        """
         self._settings = settings
         self._environ = without_settings(environ) | to_environ(settings)
         self._report_exit = report_exit
@@ -121,9 +125,10 @@ class RankProcesses:
         self._had_started = False
 
     async def serve(self, shutdown: asyncio.Event) -> int:
-        """Keep the group running until `shutdown`. Return the exit code.
+        """Run the ranks, and restart them together when they end, until `shutdown` is set. Return the exit
+        code.
 
-        Raises StartupError if the group does not come up the first time.
+        Raises StartupError if they do not come up the first time.
         """
         with ExitStack() as reserved:
             file = await self._exit_file(reserved)
@@ -154,7 +159,7 @@ class RankProcesses:
                     return 0
 
     async def _exit_file(self, reserved: ExitStack) -> ExitFile | None:
-        """Lock the exit file, if there is one, and report the exits that it still has."""
+        """Lock the worker's exit file, if it has one, and report the exits recorded in it."""
         if not self._settings.exit_file:
             return None
         from baton.worker.lifecycle.exit_reporter import report_previous  # loads gRPC
@@ -165,9 +170,9 @@ class RankProcesses:
         return file
 
     def _rank_settings(self, rendezvous: str, metrics_port: int) -> list[WorkerSettings]:
-        """Return the settings of each rank that is started here.
+        """Return the settings of each rank that is started on this machine.
 
-        The cores are dealt out. Only the first rank listens on the ports that were given.
+        The cores are divided among the ranks. Only the first rank listens on the ports that were given.
         """
         settings, here = self._settings, self._settings.ranks_here
         shares = deal_cores(settings.cpus or allowed_cpus(), len(here))
@@ -192,7 +197,7 @@ class RankProcesses:
         shutdown: asyncio.Event,
         file: ExitFile | None,
     ) -> GroupExit:
-        """Run one incarnation, from the start of its ranks until all of them were seen to exit."""
+        """Start the ranks as one incarnation, and return when all of them were seen to exit."""
         secret, given = self._own_exit()
         children = [await self._start(each, given) for each in ranks]
         record = ExitRecord(self._settings.name, children[0].pid, secret)
@@ -203,7 +208,7 @@ class RankProcesses:
         started = asyncio.create_task(self._wait_for_start(metrics_port))
         codes: dict[Child, int] = {}
         await asyncio.wait({stop, *exits}, return_when=asyncio.FIRST_COMPLETED)
-        # Only ranks that have started by now leave on the signal below. Others have rooms to finish neither.
+        # Only ranks that have started by now leave on the signal below. Other ranks have no rooms to finish.
         came_up = started.done()
         left_s = LEAVING_S
         if shutdown.is_set():
@@ -224,7 +229,8 @@ class RankProcesses:
         return ended
 
     async def _report(self, record: ExitRecord, file: ExitFile | None, shutdown: asyncio.Event) -> None:
-        """Report the group's exit. All ranks have ended, and write to no peer any more."""
+        """Report to the bootstrap that all ranks have ended, which proves that they write to no peer any
+        more."""
         reason = await report_exit_repeatedly(
             self._report_exit, record.name, record.pid, record.secret, shutdown
         )
@@ -234,20 +240,21 @@ class RankProcesses:
                 _update(lambda: file.retain(record))
 
     def _own_exit(self) -> tuple[bytes, Mapping[str, str]]:
-        """Return a secret to report the exit of the next incarnation, and the variables of its ranks.
+        """Return a secret to report the exit of the next incarnation, and environment variables for its
+        ranks.
 
-        With several machines there is none. This launcher does not know when the other ranks have ended.
+        With several machines there is no secret. This launcher does not know when the other ranks have ended.
         """
         return draw_exit_secret() if self._settings.machines == 1 else (b"", {})
 
     async def _start(self, settings: WorkerSettings, given: Mapping[str, str]) -> Child:
-        """Start one rank. `given`: further variables of this incarnation's ranks."""
+        """Start one rank. `given`: further environment variables for the ranks of this incarnation."""
         name, environ = f"rank {settings.rank}", {**self._environ, **given}
 
         def show(line: str) -> None:
-            """Write a line of the rank. Its log lines name the rank already, and so lose the prefix."""
+            """Write a rank's line to stderr. A log line names its rank already, so it gets no prefix."""
             own = line.removeprefix(f"{name}: ")
-            with suppress(OSError):  # for example a full disk: ranks whose pipe nobody reads would stop
+            with suppress(OSError):  # for example a full disk: ranks would stop if their pipe were not read
                 sys.stderr.write(f"{own if LINE_START.match(own) else line}\n")
                 sys.stderr.flush()
 
@@ -259,9 +266,9 @@ class RankProcesses:
         return await start_child(name, self._command(settings), environ, lambda _: True, show)
 
     async def _wait_for_start(self, metrics_port: int) -> None:
-        """Return once the first rank here has started.
+        """Return once the first rank on this machine has started, as its `/started` says.
 
-        `/ready` would come too late. The rank learns that it is ready with a renewal of its lease, when rooms
+        `/ready` would come too late. The rank learns that it is ready when it renews its lease. By then rooms
         may have come long ago.
         """
         host = LOOPBACK if self._settings.host in WILDCARDS else self._settings.host
@@ -275,7 +282,10 @@ class RankProcesses:
 
 
 def _update(write: Callable[[], None]) -> None:
-    """Write to the exit file. If that fails the ranks go on, and the next launcher reports no exit."""
+    """Write to the exit file by calling `write`. If that fails, the ranks go on.
+
+    The next launcher then reports no exit.
+    """
     try:
         write()
     except StartupError as error:

@@ -1,4 +1,4 @@
-"""Lines that `baton serve` shows when the stack is ready, with commands to try."""
+"""Lines that `baton serve` shows when the stack is ready, with example commands."""
 
 import json
 import os
@@ -30,11 +30,11 @@ def ready_lines(
     sampling: Mapping[str, Any] = MappingProxyType({}),
     metrics: Sequence[str] = (),
 ) -> list[str]:
-    """Return the lines.
+    """Return the lines that show the stack's address and commands to try.
 
-    `needs_key`: the API asks for a key. `has_admin_port`: the pages for operators have a port of their own.
-    `operators`: who may read those pages. `sampling`: the model's own sampling parameters, for requests that
-    give none. `metrics`: each worker's metrics page, if the ports were given.
+    `needs_key`: whether the API asks for a key. `has_admin_port`: whether the pages for operators have a port
+    of their own. `operators`: which callers may read those pages. `sampling`: the model's own sampling
+    parameters, for requests that give none. `metrics`: each worker's metrics page, if the ports were given.
     """
     baton = command_words(sys.argv[0])
     question = "What is the capital of France?"
@@ -69,7 +69,7 @@ def ready_lines(
 
 
 def command_words(program: str) -> str:
-    """Return the words that run this program again from any directory. `program`: its `sys.argv[0]`."""
+    """Return the shell words that run this program again from any directory. `program`: its `sys.argv[0]`."""
     script, found = os.path.abspath(program), shutil.which("baton")  # noqa: PTH100 - a link is not followed
     if found and os.path.realpath(found) == os.path.realpath(script):
         return "baton"

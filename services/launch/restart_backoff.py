@@ -1,13 +1,14 @@
-"""Back-off before a process that ended is started again."""
+"""Back-off between the restarts of a process that keeps ending."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits that double from `first_ms` to `most_ms`, after a first restart at once.
+    """Wait before each restart. The first restart comes at once, then waits double from `first_ms` to
+    `most_ms`.
 
-    A run of at least `stable_ms` milliseconds resets it, since a process that ran well is wanted back soon.
+    After a run of at least `stable_ms` milliseconds, the next restart comes at once again.
     """
 
     first_ms: int = 500
@@ -16,7 +17,7 @@ class Backoff:
     _next_ms: int = 0
 
     def next_ms(self, ran_ms: int) -> int:
-        """Return the wait after a run of `ran_ms`, in milliseconds."""
+        """Return the wait before the next restart, in milliseconds, after a run of `ran_ms` milliseconds."""
         wait_ms = 0 if ran_ms >= self.stable_ms else self._next_ms
         self._next_ms = min(self.most_ms, max(self.first_ms, wait_ms * 2))
         return wait_ms

@@ -1,4 +1,4 @@
-"""Progress lines of a stack that starts, runs and stops.
+"""Progress lines that `baton serve` shows while a stack starts, runs and stops.
 
 On a terminal the current step has a spinner. Elsewhere each step is one plain line. Lines that cannot be
 written are dropped, for example if a disk is full or the reader has gone, and the stack goes on.
@@ -25,14 +25,14 @@ class Screen:
         with suppress(OSError):
             if self._console.is_terminal:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            else:  # the console retains what it could not write, and ends the process if its reader has gone
+            else:  # rich's console would end the process if its reader has gone
                 print(line, file=self._console.file, flush=True)
 
     @contextmanager
     def step(self, text: str) -> Generator[Callable[[str], None], None, None]:
-        """Show the step `text` while it runs, and its duration at its end.
+        """Context manager that shows the step `text` while it runs, and its duration at its end.
 
-        The context is a function that shows a detail of the step.
+        It yields a function that shows a detail of the step.
         """
         started_ms = self._clock.now_ms()
         if self._console.is_terminal:

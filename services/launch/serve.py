@@ -1,4 +1,4 @@
-"""`baton serve`: a whole stack on this machine, from its start to its end."""
+"""Command `baton serve`: it runs a whole stack on this machine, from start to end."""
 
 import asyncio
 import os
@@ -37,13 +37,13 @@ Command = Callable[[str, Sequence[str]], Sequence[str]]
 PREPARE: Final = "prepare"
 HTTP_TIMEOUT_S: Final = 2.0
 STOP_MARGIN_MS: Final = 5_000
-"""Time that a part may take to end beyond its own drain time, milliseconds."""
+"""Time that a process may take to end beyond its own drain time, in milliseconds."""
 
 
 def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     """Run `baton serve`. Return the exit code. Raises StartupError.
 
-    `also_known`: variables of other commands, which are no mistakes.
+    `also_known`: environment variables of other commands, which are not refused as unknown.
     """
     settings = load_serve(flags, os.environ, also_known)
     grpc_port = _free_ports(settings)
@@ -67,9 +67,9 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
 
 
 def _free_ports(settings: ServeSettings) -> int:
-    """Return the gRPC port to use. Raises StartupError for a port that is taken, or given twice.
+    """Check that all ports are free, and return the gRPC port to use.
 
-    It comes before everything slow.
+    It comes before everything slow. Raises StartupError for a port that is taken, or given twice.
     """
     with ExitStack() as bound:
         bound.enter_context(bind_port(settings.host, settings.port, "--port"))
@@ -80,14 +80,17 @@ def _free_ports(settings: ServeSettings) -> int:
 
 
 def part_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
-    """Return the command of a part: that of a service, as a pod runs it, or the model's preparation."""
+    """Return the command line of one process of the stack.
+
+    It is a service, run as a pod would run it, or the preparation of the model.
+    """
     if word == PREPARE:
         return module_command("baton.launch.prepare_model", *arguments)
     return baton_command(word, *arguments)
 
 
 class ServeStack:
-    """One run of `baton serve`."""
+    """One run of `baton serve`: the stack's processes, from the model's preparation to their end."""
 
     def __init__(
         self,
@@ -99,7 +102,11 @@ class ServeStack:
         report_exit: ReportExit | None = None,
         fork_server: ForkServer | None = None,
     ) -> None:
-        """`fork_server`: server from which workers are forked. Without one they start by their commands."""
+        """Describe the stack to run.
+
+        `fork_server`: server from which workers are forked. Without one, workers start by their command
+        lines.
+        """
         self._settings = settings
         self._plan = plan
         self._command = command
@@ -108,10 +115,11 @@ class ServeStack:
         self._screen = screen
         self._fork_server = fork_server
         self._exit_files = Path()
-        """Folder of exit files, by which a launcher reports the exits of an earlier launcher's ranks."""
+        """Folder of exit files. By its file a worker's launcher reports the exits that an earlier launcher
+        left behind."""
 
     async def serve(self, shutdown: asyncio.Event) -> int:
-        """Run the stack until `shutdown`. Return the exit code. Raises StartupError."""
+        """Run the stack until `shutdown` is set. Return the exit code. Raises StartupError."""
         with TemporaryDirectory(prefix="baton-exits-") as folder:
             self._exit_files = Path(folder)
             async with self._fork_server or nullcontext():  # it imports while the model is prepared
@@ -174,11 +182,13 @@ class ServeStack:
             self._screen.show(line)
 
     async def _stop(self, supervisor: Supervisor, timeout_ms: int) -> bool:
-        """End the bootstrap, so that workers get no new requests while they finish, then the workers."""
+        """Stop the bootstrap, so that workers get no new requests, and then the workers. Return whether none
+        was killed."""
         return await supervisor.stop([[self._plan.bootstrap], self._plan.workers], timeout_ms)
 
     async def start_part(self, part: StackCommand) -> Child:
-        """Start one part, with a secret for the report of its exit if it computes."""
+        """Start one process of the stack. If it computes, it gets a secret with which its exit can be
+        reported."""
         secret, given = draw_exit_secret() if part.computes else (b"", {})
         child = await self._start_process(part, {**self._environ, **part.environ, **given})
         child.exit_secret = secret
@@ -197,7 +207,7 @@ class ServeStack:
         return await start_child(part.name, self._command(part.role, flags), environ, is_shown, show)
 
     async def _prepare_model(self, shutdown: asyncio.Event) -> None:
-        """Prepare the model in a process of its own, since it loads the tensor library."""
+        """Prepare the model in a process of its own, because that loads the tensor library."""
         with self._screen.step(f"preparing the model {self._plan.model}") as progress:
 
             def show(line: str) -> None:
@@ -226,7 +236,10 @@ class ServeStack:
 
 
 async def _model_card(http: httpx.AsyncClient) -> Mapping[str, Any]:
-    """Return the model as `/v1/models` lists it, or nothing if the API keys have changed by now."""
+    """Return the model's entry in `/v1/models`, or an empty mapping if it cannot be read.
+
+    That happens for example if the API keys have changed by now.
+    """
     try:
         card: Mapping[str, Any] = (await http.get("/v1/models")).json()["data"][0]
     except (httpx.TransportError, ValueError, KeyError, IndexError, TypeError):
@@ -240,6 +253,6 @@ def _described(part: StackCommand) -> str:
 
 
 def _metrics_pages(part: StackCommand) -> list[str]:
-    """Return the metrics page of each of a worker's sides whose port was given."""
+    """Return the metrics URL of each side of a worker, with its name, if the port was given."""
     ports = {"": part.flag("--metrics-port"), "'s prefill side": part.flag("--prefill-metrics-port")}
     return [f"{part.name}{side} http://{LOOPBACK}:{port}/metrics" for side, port in ports.items() if port]

@@ -1,4 +1,4 @@
-"""Settings of `baton serve`: its own, and those of the services that it passes on."""
+"""Settings of `baton serve`: its own, and those that it passes on to its services."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings, BothSetti
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8000
 DEFAULT_URL: Final = f"http://{LOOPBACK}:{DEFAULT_PORT}"
-"""URL of the API of a stack that was started without flags."""
+"""URL of the HTTP API of a stack that was started without flags."""
 PORT_MAX: Final = 65_535
 CHOSEN: Final = frozenset(
     {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
@@ -29,26 +29,27 @@ CHOSEN: Final = frozenset(
     | {"tls_cert", "tls_key", "tls_ca"}
     | {"side", "prefill_grpc_port", "prefill_metrics_port"}
 )
-"""Settings of a service that `baton serve` chooses for each part."""
+"""Settings of services that `baton serve` chooses for each process, so that users cannot give them."""
 
 AMBIGUOUS: Final = frozenset({"transfer_timeout_ms"})
-"""Settings that mean one thing on prefill and another on decode."""
+"""Settings that mean one thing on prefill and another on decode, so that `baton serve` does not
+pass them on."""
 
 FIRST_DAY: Final = (
     *("model", "served_model_name", "host", "port", "prefill", "decode"),
     *("dtype", "device", "kv_cache_memory", "api_key_file"),
 )
-"""Settings that most users change, in the order of the help."""
+"""Settings that most users change, in the order in which the help shows them."""
 
 NOT_TAKEN: Final = CHOSEN | AMBIGUOUS
-"""Settings of a service that `baton serve` does not take."""
+"""Settings of services that `baton serve` does not accept."""
 NEEDED_WORKERS: Final = {
     "prefill_tp": "prefill",
     "prefill_pp": "prefill",
     "decode_tp": "decode",
     "prefill_weight": "both",
 }
-"""Settings that need workers, with the setting that starts those."""
+"""Settings that have an effect only on some workers, each with the setting that starts such workers."""
 
 INSTEAD: Final[Mapping[str, str]] = {
     "tp": "--prefill-tp and --decode-tp",
@@ -57,12 +58,12 @@ INSTEAD: Final[Mapping[str, str]] = {
     "grpc_host": "--host with --tls-dir",
     **dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), "--tls-dir"),
 }
-"""Flags to give in place of settings that are not taken."""
+"""Flags to suggest for settings of services that `baton serve` does not accept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Settings that only a whole stack has."""
+    """Settings of `baton serve` that concern the stack as a whole."""
 
     prefill: int = setting(1, "Prefill workers to start; with --both none, if not given.", number(0, 64))
     decode: int = setting(1, "Decode workers to start; with --both none, if not given.", number(0, 64))
@@ -100,17 +101,17 @@ class ServeSettings:
 
     @property
     def grpc_host(self) -> str:
-        """Address of the port that workers register at.
+        """Host of the gRPC port at which workers register.
 
-        Without certificates any program that reaches it could register, so it is this machine's alone.
+        Without certificates any program that reaches the port could register, so it is the loopback address.
         """
         return self.host if self.tls_dir else LOOPBACK
 
     @property
     def metrics_ports(self) -> Sequence[int]:
-        """Metrics ports of all workers, prefill before decode; 0 is any free one.
+        """Metrics ports of all workers, prefill before decode; 0 stands for any free port.
 
-        Workers of both sides come last. Each has two, decode's first.
+        Workers that serve both sides come last. Each has two ports, decode's first.
         """
         workers = self.prefill + self.decode + 2 * self.both
         return range(self.metrics_port, self.metrics_port + workers) if self.metrics_port else [0] * workers
@@ -128,9 +129,9 @@ class ServeSettings:
 
 
 def passed_on() -> dict[str, tuple[Setting, ...]]:
-    """Return the services' settings that `baton serve` passes on, each once, by the services that get them.
+    """Return the services' settings that `baton serve` passes on, grouped by the services that get them.
 
-    A worker of both sides gets all that a worker of either side gets.
+    A worker that serves both sides gets all settings of both sides.
     """
     own = {each.name for each in settings_of(ServeSettings)}
     takers: dict[Setting, list[str]] = {}
@@ -146,7 +147,8 @@ def passed_on() -> dict[str, tuple[Setting, ...]]:
 
 
 def panels() -> dict[str, tuple[Setting, ...]]:
-    """Return all settings of `baton serve` by the headings of its help, with those of the first day first."""
+    """Return all settings of `baton serve` by the headings of its help, with the settings of
+    FIRST_DAY first."""
     groups = {"The stack": tuple(settings_of(ServeSettings)), **passed_on()}
     by_name = {each.name: each for group in groups.values() for each in group}
     first = {"To begin with": tuple(by_name[name] for name in FIRST_DAY)}
@@ -157,13 +159,13 @@ def panels() -> dict[str, tuple[Setting, ...]]:
 
 
 def not_taken() -> tuple[Setting, ...]:
-    """Return the services' settings that `baton serve` does not take, each once."""
+    """Return the services' settings that `baton serve` does not accept, each once, by name."""
     found = {each.name: each for cls in SERVICES for each in settings_of(cls) if each.name in NOT_TAKEN}
     return tuple(found[name] for name in sorted(found))
 
 
 def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[str]) -> ServeSettings:
-    """Return the stack's own settings.
+    """Return the settings of `baton serve` itself.
 
     Raises SettingsError, also for a flag or variable without effect, and for certificates that are missing.
     """
@@ -188,14 +190,15 @@ def _variable_of_both(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _source_of(each: Setting, flags: Flags, environ: Mapping[str, str]) -> str | None:
-    """Return the flag or variable that gives the setting, if one does."""
+    """Return the name of the flag or environment variable that gives the setting, or None if it
+    is not given."""
     if flags.get(each.name) is not None:
         return each.flag
     return next((name for name in each.variables if name in environ), None)
 
 
 def _check_counts(settings: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
-    """Raise SettingsError for a setting of workers that are not started."""
+    """Raise SettingsError if a setting is given for workers that are not started."""
     for each in (*settings_of(ServeSettings), *settings_of(BothSettings)):
         starter = NEEDED_WORKERS.get(each.name)
         if starter is None or getattr(settings, starter):
@@ -205,7 +208,7 @@ def _check_counts(settings: ServeSettings, flags: Flags, environ: Mapping[str, s
 
 
 def grpc_certificate(serve: ServeSettings, role: str) -> dict[str, str]:
-    """Return a part's settings for its certificate, with the file names of `baton certs`."""
+    """Return a service's settings for its gRPC certificate, with the file names that `baton certs` makes."""
     if not serve.tls_dir:
         return {}
     folder = Path(serve.tls_dir)
@@ -217,7 +220,7 @@ def grpc_certificate(serve: ServeSettings, role: str) -> dict[str, str]:
 
 
 def https_certificate(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the API's settings for its certificate, unless it was given one of its own."""
+    """Return the bootstrap's settings for its HTTPS certificate, unless the user has given one."""
     own = ("http_tls_cert", "http_tls_key")
     if not serve.tls_dir or any(flags.get(name) or PREFIX + name.upper() in environ for name in own):
         return {}
@@ -226,7 +229,7 @@ def https_certificate(serve: ServeSettings, flags: Flags, environ: Mapping[str, 
 
 
 def _check_certificates(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
-    """Raise SettingsError for files of `--tls-dir` that cannot be read."""
+    """Raise SettingsError if needed certificate files in `--tls-dir` cannot be read."""
     parts = [cls.role for cls in SERVICES if serve.both or cls is not BothSettings]
     needed = [grpc_certificate(serve, role) for role in parts] + [https_certificate(serve, flags, environ)]
     paths = dict.fromkeys(Path(path) for files in needed for path in files.values())

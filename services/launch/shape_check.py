@@ -1,4 +1,7 @@
-"""Check, from a model's configuration, that the ranks of a worker can share it. No rank is started before."""
+"""Check that a model can be divided among the ranks of a worker, by its configuration.
+
+It comes before any rank is started.
+"""
 
 import json
 from pathlib import Path
@@ -23,10 +26,10 @@ class ShapeRefused(StartupError):
 
 
 def check_shape(settings: WorkerSettings) -> None:
-    """Check the shape of a worker against its model.
+    """Check that the worker's model can be divided among its ranks.
 
     Raises ShapeRefused, and StartupError for a missing model. If the configuration does not state the model's
-    size, the ranks refuse it when they load it.
+    size, the ranks refuse the model when they load it.
     """
     source = resolve(settings.model, LoadFormat(settings.load_format))
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
@@ -48,7 +51,7 @@ def check_shape(settings: WorkerSettings) -> None:
 
 
 def _text_config(directory: Path) -> dict[str, Any]:
-    """Return the part of the configuration that describes the language model."""
+    """Return the part of config.json that describes the language model, or an empty mapping."""
     try:
         config = json.loads((directory / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

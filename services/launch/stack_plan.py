@@ -1,4 +1,4 @@
-"""Plan of a stack on one machine: the command line of each part, as a pod would run it."""
+"""Plan of a stack on one machine: the command line of each process, as a pod would run it."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,11 @@ AnyWorker: TypeAlias = PrefillSettings | DecodeSettings | BothSettings
 RUN_TOKEN: Final = f"{PREFIX}RUN_TOKEN"
 TOKEN_BYTES: Final = 32
 ON_GPUS: Final = ("auto", "cuda")
-"""Values of `--device` that leave the choice of a GPU to the plan."""
+"""Values of `--device` with which the plan chooses the GPU."""
 
 
 class Operators(Enum):
-    """Callers who may read the pages for operators."""
+    """Callers that may read the pages for operators."""
 
     CALLERS = "whoever may call their port"
     ADMINS = "admin keys"
@@ -44,21 +44,21 @@ class Operators(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StackCommand:
-    """One command of the stack: a service's process, or a launcher with the ranks of a worker."""
+    """Command line of one process of the stack: a service, or a launcher of a worker's ranks."""
 
     role: str
-    """Its command: bootstrap, prefill, decode or worker."""
+    """Name of the `baton` command that it runs: bootstrap, prefill, decode or worker."""
     name: str
     flags: tuple[str, ...]
-    """Flags and their values, by turns."""
+    """Flags and their values, alternating."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables for what no command line may show, and what has no flag."""
+    """Environment variables for settings that have no flag or may not appear in a command line."""
     computes: bool = False
-    """Whether it loads the model itself. A launcher and the bootstrap do not."""
+    """Whether the process loads the model itself. A launcher and the bootstrap do not."""
 
     @property
     def registers_as(self) -> tuple[str, ...]:
-        """Names under which its process registers at the bootstrap."""
+        """Worker names under which the process registers at the bootstrap."""
         match self.role:
             case BootstrapSettings.role:
                 return ()
@@ -67,34 +67,34 @@ class StackCommand:
         return (self.name,)
 
     def flag(self, name: str) -> str | None:
-        """Return the value of a flag, or None if it is not given."""
+        """Return the value of the flag called `name`, or None if it is not given."""
         return dict(zip(self.flags[::2], self.flags[1::2], strict=True)).get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """Parts to start, the bootstrap before the workers. They stop in the same order."""
+    """Processes of a stack to start: the bootstrap, then the workers. They stop in the same order."""
 
     bootstrap: StackCommand
     workers: tuple[StackCommand, ...]
     bootstrap_address: str
-    """Address that workers register at, host:port."""
+    """Address at which workers register, as host:port."""
     url: str
-    """URL by which this machine reaches the HTTP API."""
+    """URL of the HTTP API for programs on this machine."""
     model: str
     load_format: str
     drain_timeout_ms: int
     tls: TlsFiles | None
-    """Certificate that this command shows the bootstrap."""
+    """Certificate with which `baton serve` itself calls the bootstrap over gRPC, or None."""
     http_tls: TlsFiles | None
     api_key: str = field(repr=False)
-    """One of the API's keys. Empty if it asks for none."""
+    """One of the HTTP API's keys. Empty if the API asks for none."""
     operators: Operators
     run_token: str = field(repr=False)
-    """Token that the parts show each other. Empty if they show certificates."""
+    """Token by which the stack's processes recognize each other. Empty if they use certificates."""
 
     def worker_flag(self, name: str) -> str:
-        """Return the value of a flag of the workers, "auto" if it is not given."""
+        """Return the value of a flag of the workers, or "auto" if it is not given."""
         return next(filter(None, (part.flag(name) for part in self.workers)), "auto")
 
 
@@ -106,9 +106,10 @@ def make_plan(
     grpc_port: int,
     gpus: Gpus = (),
 ) -> StackPlan:
-    """Return the plan. Raises SettingsError.
+    """Return the plan of a stack. Raises SettingsError.
 
-    `cores` and `gpus` are dealt out to the workers. `grpc_port`: the real port, never 0.
+    `cores` and `gpus` are divided among the workers. `grpc_port`: port that the bootstrap listens on, never
+    0.
     """
     if not serve.tls_dir:
         environ = {RUN_TOKEN: secrets.token_urlsafe(TOKEN_BYTES), **environ}
@@ -154,7 +155,8 @@ def _plan_workers(
     level: Mapping[str, str],
     bootstrap_address: str,
 ) -> list[AnyWorker]:
-    """Return the settings of each worker: prefill, then decode, then those of both sides."""
+    """Return the settings of each worker: prefill workers, then decode workers, then those that serve both
+    sides."""
     prefill_ranks = serve.prefill_tp * serve.prefill_pp
     one_sided = serve.prefill * prefill_ranks + serve.decode * serve.decode_tp
     for_both, cores = cut_cores(cores, serve.both, one_sided)
@@ -200,9 +202,9 @@ def _operators(bootstrap: BootstrapSettings) -> Operators:
 def _decided(
     role: str, index: int, cpus: Cores, metrics_port: int, bootstrap_address: str, is_one_process: bool
 ) -> dict[str, str]:
-    """Return the settings that the plan decides for a worker.
+    """Return the settings of a worker that the plan itself decides.
 
-    `is_one_process`: the worker is one process, rather than several that share its cores.
+    `is_one_process`: whether the worker is one process, rather than several that share its cores.
     """
     decided = {
         "name": f"{role}-{index}",
@@ -219,9 +221,9 @@ def _decided(
 
 
 def _part(settings: AnyWorker, gpus: Gpus) -> StackCommand:
-    """Return a worker's command.
+    """Return the command line of a worker with these settings.
 
-    It sees only `gpus`, and counts them from 0, unless it computes elsewhere or on a named one.
+    The worker sees only `gpus`, numbered from 0. It sees all if its `--device` is the CPU or names a GPU.
     """
     own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
     environ = to_environ(settings) | own
@@ -233,7 +235,7 @@ def _part(settings: AnyWorker, gpus: Gpus) -> StackCommand:
 def _load(
     cls: type[Service], flags: Flags, environ: Mapping[str, str], decided: Mapping[str, str]
 ) -> Service:
-    """Return a service's settings: those that were given to `baton serve` for it, and `decided`."""
+    """Return a service's settings, from those given to `baton serve` for it and from `decided`."""
     passed = {each.name for group in passed_on().values() for each in group}
     taken = [each for each in settings_of(cls) if each.name in passed]
     names = [each.name for each in taken]

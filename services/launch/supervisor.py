@@ -1,8 +1,8 @@
-"""Supervisor of a stack's processes.
+"""Supervisor that starts, restarts and stops the processes of a stack.
 
-starting   a part that ends is fatal. Its last lines are shown, and everything is ended.
-running    a part that ends is reported to the bootstrap, and started again after a back-off.
-stopping   groups end one after the other. A part that outlives its group's deadline is killed.
+starting   a process that ends is fatal. Its last lines are shown, and all others are ended.
+running    a process that ends is reported to the bootstrap, and started again after a back-off.
+stopping   groups end one after the other. A process that outlives its group's deadline is killed.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ Start = Callable[[StackCommand], Awaitable[Child]]
 
 
 class PartDied(StartupError):
-    """A part ended, or did not become ready, while the stack started."""
+    """A process of the stack ended, or did not become ready, while the stack started."""
 
 
 class Supervisor:
-    """Children of one stack. One task creates, starts, keeps and stops it."""
+    """Supervisor of the processes of one stack. One task calls all of its methods."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Supervisor:
         timeout_ms: int,
         shutdown: asyncio.Event,
     ) -> None:
-        """Start `parts`, and return once `is_up` returns True.
+        """Start the processes `parts`, and return once `is_up` returns True.
 
-        Raises PartDied if any part started so far ends, or after `timeout_ms` milliseconds. Raises
+        Raises PartDied if any process started so far ends, or after `timeout_ms` milliseconds. Raises
         StopRequested when `shutdown` is set.
         """
         for part in parts:
@@ -76,7 +76,10 @@ class Supervisor:
             await wait(shutdown, POLL_S)
 
     async def keep(self, shutdown: asyncio.Event) -> None:
-        """Restart parts that end, until `shutdown` is set. Raises PartDied if a part ended before this."""
+        """Restart processes that end, until `shutdown` is set.
+
+        Raises PartDied if a process ended before this call.
+        """
         if self._died is not None:
             raise self._died
         self._running = True
@@ -88,9 +91,9 @@ class Supervisor:
                 keeper.result()
 
     async def stop(self, groups: Iterable[Sequence[StackCommand]], timeout_ms: int) -> bool:
-        """End one group after the other: SIGTERM, then SIGKILL after `timeout_ms` milliseconds.
+        """Stop one group of processes after the other: SIGTERM, then SIGKILL after `timeout_ms` milliseconds.
 
-        Return True if no part was killed.
+        Return whether no process was killed.
         """
         self._stopping.set()
         is_clean = True
@@ -124,7 +127,7 @@ class Supervisor:
         return child
 
     async def _keep(self, part: StackCommand) -> None:
-        """Follow one part, over its restarts, until it ends for good."""
+        """Wait for the end of one process, report it and restart the process, until the stack stops."""
         backoff = self._backoff()
         child: Child | None = self._children[part.name]
         while child is not None:
@@ -143,7 +146,7 @@ class Supervisor:
             )
 
     async def _start_again(self, part: StackCommand, backoff: Backoff, wait_ms: int) -> Child | None:
-        """Return the new child, or None if the stack is being stopped."""
+        """Start a process again after a wait. Return the new child, or None if the stack is being stopped."""
         while True:
             await wait(self._stopping, wait_ms / 1000)
             if self._stopping.is_set():

@@ -124,8 +124,8 @@ class GlooGroup:
         if commands is not None:
             if self._unanswered and self._exchange.under_way:
                 await self._end()  # sends of an earlier broadcast without an agreement after it
-            # The next agreement proves that the commands have arrived, and the earlier verdict, which may
-            # still be on its way.
+            # The next agreement proves that the commands have arrived. It also proves that the last verdict
+            # has, which may still be on its way.
             self._unanswered = True
             self._send_to_all(_frame(commands), Tag.COMMANDS)
             if len(commands) > IN_FRAME_BYTES:
@@ -168,7 +168,7 @@ class GlooGroup:
         mine = torch.frombuffer(array("q", words), dtype=torch.int64)
         if self._rank:
             agreed = torch.empty_like(mine)
-            # In this order the leader knows where its answer may go before it has what it answers.
+            # The receive comes first, so that it is ready before the leader can answer.
             self._open().receive(agreed, 0, tag)
             self._open().send(mine, 0, tag)
             await self._end()

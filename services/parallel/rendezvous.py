@@ -122,7 +122,7 @@ def open_store(rank: int, size: int, at: Rendezvous, timeout_s: float) -> Store:
     It blocks for at most `timeout_s` seconds. Raises RuntimeError, OSError.
     """
     listening = _listen(at) if rank == 0 else None
-    # By itself the store would listen on every network, so it gets a socket of one address.
+    # The store would listen on every network address, so it gets a socket bound to one.
     return c10d.TCPStore(
         at.host,
         at.port,

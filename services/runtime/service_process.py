@@ -177,6 +177,6 @@ def _expected(error: BaseException) -> StartupError | None:
 def _stop(number: signal.Signals, shutdown: asyncio.Event) -> None:
     if shutdown.is_set():
         if sys.stdout.isatty():
-            print(SHOW_CURSOR)  # noqa: T201 - whoever waits on a screen has hidden it
+            print(SHOW_CURSOR)  # noqa: T201 - a screen that was being shown has hidden it
         _leave(128 + number)
     shutdown.set()

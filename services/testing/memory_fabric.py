@@ -71,7 +71,7 @@ class MemoryFabric:
         """Closed endpoints whose process still lives. Peers that know its addresses may still
         write to them."""
 
-    # ---- what tests and simulations do to it
+    # ---- called by tests and simulations
 
     def stall(self, incarnation: Incarnation) -> None:
         """Simulate a stopped process. Until `resume` no byte lands in it or comes from it, and none is lost.
@@ -101,7 +101,7 @@ class MemoryFabric:
         """Number of puts under way. At 0 no byte can land any more."""
         return len(self._writes)
 
-    # ---- what endpoints do
+    # ---- called by endpoints
 
     def attach(self, endpoint: Endpoint) -> None:
         """Attach an endpoint to the network. Raises TransferError if its incarnation is attached already."""

@@ -64,7 +64,7 @@ class Exposure:
         Raises CannotMove or TransferError, and is then closed. Nothing is exposed in that case, but some
         memory may not have moved, and late writes may reach it. The process has to end.
         """
-        # The endpoint first: a network card knows pages by registration, and would follow moved ones.
+        # The endpoint is closed first: a network card that has the pages registered would follow them.
         self._transfer.close()
         for memory in self._memories.values():
             memory.move()

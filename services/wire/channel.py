@@ -49,22 +49,22 @@ _KEEPALIVE: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-# A call is made once: a room id must not be opened twice by a retry that we did not ask for. The backoff
-# is short because workers restart on the same address and are called again at once.
+# gRPC must not retry calls by itself, because that could open a room id twice. The backoff is short because
+# workers restart on the same address and are called again at once.
 _CHANNEL: Final = (
     *_KEEPALIVE,
     ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
     ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
     ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
-    ("grpc.http2.bdp_probe", 0),  # which would raise it to what the line can carry
+    ("grpc.http2.bdp_probe", 0),  # which would raise it to the connection's bandwidth
     ("grpc.enable_retries", 0),
-    # Its core would send what the parts say to each other through the platform's proxy for HTTP.
+    # gRPC would send calls between the services through the platform's HTTP proxy.
     ("grpc.enable_http_proxy", 0),
-    # What another channel to this address has lived through (an earlier process, a back-off) is not ours.
+    # No state of another channel to this address (an earlier process, a back-off) is shared.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Despite its name the time that one attempt to connect may take: a busy peer needs more than a moment.
+    # Despite its name this is the time that one attempt to connect may take. A busy peer needs some.
     ("grpc.min_reconnect_backoff_ms", 3_000),
 )
 # Above its default of about 1,000 pending calls a server drops some silently as CANCELLED.

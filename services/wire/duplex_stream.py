@@ -44,8 +44,8 @@ async def run_duplex(
         async for message in call:
             on_message(message)
     except grpc.aio.AioRpcError as broke:
-        # Where a write fails because the peer ended the stream, grpc.aio puts an error of its own in the
-        # place of what the peer said: that came first.
+        # If a write fails because the peer ended the stream, grpc.aio replaces the peer's status by an error
+        # of its own. The peer's status came first.
         return ends[0] if ends else remote_error(broke)
     except asyncio.CancelledError:
         if _called_off():
@@ -55,7 +55,7 @@ async def run_duplex(
         log.error("a peer's stream could not be read", error=bug)  # noqa: TRY400
         return RemoteError(grpc.StatusCode.INTERNAL, "", f"the stream could not be read: {bug!r}")
     finally:
-        call.cancel()  # grpc alone leaves some running, so that the peer never hears of it
+        call.cancel()  # grpc alone leaves some calls running, so that the peer never learns of the end
         writer.cancel()
     return RemoteError(grpc.StatusCode.OK, "", ENDED)
 
@@ -88,7 +88,7 @@ async def _write(
                 await call.write(message)
             await news.wait()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return  # the reader hears why
+        return  # the reader gets the reason
     except Exception as bug:
         log.error("nothing more can be said on a peer's stream", error=bug)  # noqa: TRY400
         call.cancel()

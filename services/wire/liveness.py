@@ -51,7 +51,7 @@ class LivenessProbe:
             async with asyncio.timeout(ASK_S):
                 if not await self._listening(address):
                     return False
-                # Ways to a worker that is silent are dropped, and what is asked by them is never answered.
+                # Channels to a silent worker are dropped, which would leave calls over them unanswered.
                 async with self._channels.once(address, party) as channel:
                     stub = workers_pb2_grpc.PresenceServiceStub(channel)
                     request = workers_pb2.WhoIsThereRequest()

@@ -24,8 +24,8 @@ ALLOWED_CALLERS: Final[Mapping[str, frozenset[ServiceRole]]] = {
     "WorkerRegistry/Renew": WORKERS,
     "WorkerRegistry/Drain": WORKERS,
     "WorkerRegistry/Leave": WORKERS,
-    "WorkerRegistry/ReportExit": ALL,  # whoever started the worker: its launcher, or that of the whole stack
-    "WorkerRegistry/SetWeight": BOOTSTRAP,  # who can be that can start and stop everything
+    "WorkerRegistry/ReportExit": ALL,  # the worker's starter: its launcher, or that of the whole stack
+    "WorkerRegistry/SetWeight": BOOTSTRAP,  # its certificate already allows to start and stop everything
     "PresenceService/WhoIsThere": BOOTSTRAP,
     "RoomService/OpenRoom": BOOTSTRAP,
     "RoomService/WatchRoom": BOOTSTRAP,

@@ -49,7 +49,7 @@ async def _answered(call: grpc.Future) -> Any:
     ended: asyncio.Future[None] = loop.create_future()
 
     def notify(_: grpc.Future) -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody waits
+        with suppress(RuntimeError):  # the loop was closed, so no task waits
             loop.call_soon_threadsafe(_end, ended)
 
     call.add_done_callback(notify)
