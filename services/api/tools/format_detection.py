@@ -1,4 +1,4 @@
-"""Formats of a model's reasoning and tool calls, and the parser of an answer in them."""
+"""Detection of a model's reasoning and tool-call formats, and the parser of an answer in these formats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,20 +35,20 @@ from baton.runtime.errors import StartupError
 
 TEMPLATE: Final = "response_template"
 PREFIX_TOKENS: Final = 512
-"""Last tokens of a prompt, in which a response template may find where the answer begins."""
+"""Number of tokens at a prompt's end in which a response template may find the start of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """Formats of one model's output."""
+    """Output formats of one model: those of its tool calls and of its reasoning."""
 
     calls: NamedFormat | None = None
     reasoning: NamedFormat | None = None
     describes_tools: bool = True
-    """Tools are described in the system message if the chat template has no place for them. If False, a
-    request with tools is refused then."""
+    """Whether tools are described in the system message if the chat template does not support tools. If
+    False, a request with tools is then refused."""
     template: ResponseTemplate | None = None
-    """Response template that parses both, if there is one."""
+    """Response template (a format of transformers) that parses both tool calls and reasoning, or None."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -70,10 +70,12 @@ def model_formats(
     *,
     describes_tools: bool = True,
 ) -> ModelFormats:
-    """Return the formats that the settings name, or else those that the model shows. Raises StartupError.
+    """Return the output formats that the settings name, or else those of the chat template or the model type.
 
-    A model whose chat template has no place for tools answers in the format of the description, Hermes'.
-    `calls`: a format's name, or a file with a response template.
+    If the chat template does not support tools, the tools are described in Hermes' format, and calls have
+    this format. `calls`: `auto`, the name of a tool-call format, or the path of a response template.
+    `reasoning`: `auto` or the name of a reasoning format. Raises StartupError for an unknown name or a bad
+    file in `calls`.
     """
     template = tokenizer.chat.text
     if calls not in (AUTO, *format_names(TOOL_CALL_FORMATS)):
@@ -111,8 +113,8 @@ def answer_parser(
 ) -> AnswerParsing | None:
     """Return the parser of a chat's answer, or None if all of the answer is content.
 
-    `calls`: format of the calls. `layout`: layout of the calls, if a grammar constrains them.
-    `constrained`: a grammar constrains the content, too.
+    `calls`: format of the tool calls. `layout`: layout of the tool calls if a grammar constrains them.
+    `constrained`: whether a grammar constrains the content, too.
     """
     tools = meaning.tools.offered
     own = None if formats.reasoning is None else formats.reasoning.markup
@@ -150,7 +152,7 @@ def answer_parser(
 
 
 def _special_tokens(tokenizer: Tokenizer, markup: OutputMarkup) -> dict[int, str]:
-    """Return the special tokens that the marks consist of, by their ids."""
+    """Return the special tokens that occur in the marks of a markup, as text by token id."""
     marks = markup.marks
     return {
         id_: text for id_, text in tokenizer.special.items() if text and any(text in mark for mark in marks)

@@ -9,28 +9,32 @@ from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.parsing.output_markup import OutputMarkup, RegionKind
 
 TAIL_TOKENS: Final = 16
-"""Last tokens of a prompt, in which its chat template may have opened the reasoning."""
+"""Number of tokens at a prompt's end in which an opening or closing reasoning mark (`<think>`) is looked for.
+"""
 
 
 class ReasoningState(Enum):
-    """State of the reasoning at the end of a prompt."""
+    """State of the model's reasoning block at the end of a prompt."""
 
     NONE = "none"
-    """Reasoning is not separated from content."""
+    """State in which reasoning is not separated from content: the model has none, or the request turns this
+    off."""
     WITHIN = "within"
-    """The prompt ends within reasoning."""
+    """State in which the prompt ends inside an open reasoning block, so that the answer begins with
+    reasoning."""
     CLOSED = "closed"
-    """The prompt has closed the reasoning, so that the answer has none."""
+    """State in which the prompt has already closed the reasoning block, so that the answer has no reasoning.
+    """
     FREE = "free"
-    """The answer may begin with reasoning."""
+    """State in which the answer may still begin with a reasoning block."""
 
 
 def reasoning_state(
     meaning: Meaning, prompt: Sequence[int], markup: OutputMarkup | None, tokenizer: Tokenizer
 ) -> ReasoningState:
-    """Return the state of the reasoning at the end of a prompt.
+    """Return the state of the model's reasoning block at the end of a prompt.
 
-    `markup`: marks of the model's reasoning. None if it has no reasoning.
+    `prompt`: token ids. `markup`: marks around the model's reasoning, or None if the model has no reasoning.
     """
     if markup is None or not meaning.reasoning.is_parsed:
         return ReasoningState.NONE

@@ -1,7 +1,8 @@
-"""Tools, calls and results as text, for chat templates that have no place for them.
+"""Tools, tool calls and their results written as text, for chat templates that do not support tools.
 
-The text is that of Hermes, which most models have seen, and which Qwen's templates write. Tools stand in the
-system message, calls in the assistant's text, and results in a user's message.
+The text is in Hermes' format, which most models have seen, and which Qwen's templates write. Tool
+descriptions go into the system message, tool calls into the assistant's text, and results into a user's
+message.
 
 Pure.
 """
@@ -30,10 +31,10 @@ Plain = Mapping[str, Any]
 
 
 def with_tool_prompt(messages: Sequence[Plain], tools: Sequence[Plain], *, has_system: bool) -> list[Plain]:
-    """Return the messages with the tools in the system message.
+    """Return the messages with descriptions of the tools added to the system message.
 
-    `has_system`: the template takes a system message. If not, the tools stand before the first message's
-    text.
+    `has_system`: whether the chat template supports a system message. If not, the descriptions are put before
+    the text of the first message.
     """
     text = BEFORE + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + BEHIND
     first, rest = messages[0], list(messages[1:])
@@ -45,7 +46,7 @@ def with_tool_prompt(messages: Sequence[Plain], tools: Sequence[Plain], *, has_s
 
 
 def with_calls_as_text(messages: Sequence[Plain]) -> list[Plain]:
-    """Return the messages with each call in the text of its message."""
+    """Return the messages with each tool call written into the text of its message."""
     made = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -60,7 +61,7 @@ def with_calls_as_text(messages: Sequence[Plain]) -> list[Plain]:
 
 
 def with_results_as_text(messages: Sequence[Plain]) -> list[Plain]:
-    """Return the messages with results as the user's messages. Neighbouring results are one message."""
+    """Return the messages with tool results as the user's. Consecutive results become one message."""
     made: list[Plain] = []
     open_ = False
     for message in messages:

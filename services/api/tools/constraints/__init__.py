@@ -1,5 +1,6 @@
-"""Grammars for structured output and for tool calls, and the JSON schemas in them.
+"""Grammars for structured output and for tool calls, and rewriting of the JSON schemas in them.
 
-A request's constraint is compiled before the request is placed, so that one that cannot be followed is a 400.
-`schema_*` rewrite schemas into what the grammar library reads. `baton.grammars` compiles the result.
+A request's constraint is compiled before the request is placed on workers. So a constraint that no answer can
+follow is refused with status 400. The `schema_*` modules rewrite schemas into keywords that the grammar
+library (llguidance) supports. `baton.grammars` compiles the result.
 """

@@ -1,8 +1,8 @@
-"""Grammar of a tool call whose arguments are written one by one, and not as a JSON object.
+"""Grammar of a tool call whose arguments are written one by one, and not as one JSON object.
 
-Each argument stands behind its name, in the order of the tool's properties. A string is written as the format
-writes strings, and any other value as JSON. A schema keyword that relates several properties has no place
-there.
+Each argument follows its name, in the order of the tool's properties. A string is written as the model's
+format writes strings, and any other value as JSON. A schema keyword that relates several properties to each
+other cannot be expressed.
 """
 
 import json
@@ -16,15 +16,16 @@ SEPARABLE: Final = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
     | {"title", "description", "$schema", "x-guidance"}
 )
-"""Keywords of a tool's schema that do not relate several properties."""
+"""Keywords of a tool's schema that do not relate several properties. A tool with other keywords is refused.
+"""
 PLAIN: Final = frozenset({"type", "title", "description", "default", "examples"})
-"""Keywords of a string's schema that allow any string."""
+"""Schema keywords of a string argument that allow any string."""
 SHARED: Final = ("$defs", "definitions", "x-guidance")
-"""Keywords of a tool's schema that the schema of a property may need."""
+"""Keywords of a tool's schema that are copied into the schema of each property, which may need them."""
 
 
 class InexpressibleArguments(ValueError):
-    """The schema of a tool's arguments cannot be expressed for arguments one by one."""
+    """Error: no grammar of arguments that are written one by one can express the schema of a tool."""
 
 
 def call_rule(
@@ -35,9 +36,10 @@ def call_rule(
     term: Callable[[str], str],
     rules: list[str],
 ) -> str:
-    """Return the rule of a call behind its mark, and add those of its arguments to `rules`.
+    """Return the grammar rule of a tool call after its opening mark.
 
-    `index`: index of the tool. `term`: writes a mark or a text. Raises InexpressibleArguments.
+    The rules of its arguments are added to `rules`. `index`: index of the tool. `term`: function that writes
+    a mark or a text as a grammar needs it. Raises InexpressibleArguments.
     """
     if not set(schema) <= SEPARABLE or schema.get("additionalProperties", True) not in (False, True):
         raise InexpressibleArguments("their schema says more than what each of them is")
@@ -111,9 +113,10 @@ def _one_of(values: Any, closes: str, term: Callable[[str], str]) -> str:
 
 
 def text_up_to(mark: str, name: str, term: Callable[[str], str], rules: list[str]) -> str:
-    """Return the rule of a text without the mark, and of the mark behind it.
+    """Return the grammar expression for any text without `mark`, followed by `mark`.
 
-    `name`: name of the added rule.
+    `name`: name of the rule that is added to `rules`. `term`: function that writes a mark as a grammar needs
+    it.
     """
     ended = term(mark)
     if ended.startswith("<["):

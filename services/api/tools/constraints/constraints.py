@@ -1,8 +1,9 @@
-"""Constraints that requests put on answers, compiled as grammars before a request is placed.
+"""Constraints that requests put on answers, compiled as grammars before a request is placed on workers.
 
-Fields of OpenAI, vLLM and SGLang say the same in several ways, and a request may give a constraint once. It
-is compiled as the workers will compile it, so that a constraint no answer can follow is a 400. Another
-process compiles it (`baton.grammars.grammar_check`), so that no request ends this one.
+A constraint is a JSON schema, a regular expression, a grammar, or a list of texts, tokens or words. Fields of
+OpenAI, vLLM and SGLang express the same in several ways, and a request may give one constraint. It is
+compiled as the workers will compile it. So a constraint that no answer can follow is refused with status 400.
+Another process compiles it (`baton.grammars.grammar_check`), so that no request can end this one.
 """
 
 import json
@@ -40,46 +41,51 @@ from baton.grammars.grammar_check import TOO_COMPLEX, TOO_LONG, CheckGrammar
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
 CACHED_MAX: Final = 256
-"""Most constraints whose result is cached."""
+"""Most constraints whose compiled grammar, or reason of refusal, is cached."""
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Regular expression of whitespace in JSON, enough for indented JSON. Small models may otherwise never
-stop."""
+"""Regular expression of the whitespace between parts of JSON. It is bounded, because small models may
+otherwise never stop, and long enough for indentation."""
 BLANKS: Final[Mapping[str, Any]] = {"whitespace_pattern": WHITESPACE}
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A constraint that a request asks for."""
+    """Constraint that a request puts on its answer."""
 
     param: str
-    """Field of the request that asks for it."""
+    """Path of the request field that gives the constraint."""
     grammar: Grammar
     any_bnf: bool = False
-    """The grammar may be in GBNF, too, which is what other servers mean by EBNF."""
+    """Whether the grammar may also be written in GBNF, which other servers call EBNF."""
     of_all: bool = False
-    """Reasoning and tool calls are constrained, too."""
+    """Whether reasoning and tool calls are constrained, too, and not only the content."""
 
 
 class ConstraintCompiler:
-    """Compiler of the constraints of one application. Used from one event loop."""
+    """Compiler of the constraints that requests to one application give. Used from one event loop."""
 
     def __init__(
         self, model: Model, formats: ModelFormats, check: CheckGrammar, metrics: HttpMetrics
     ) -> None:
-        """`check`: compiles a grammar in another process."""
+        """Create a compiler with an empty cache.
+
+        `check`: function that compiles a grammar in another process.
+        """
         self._model = model
         self._formats = formats
         self._metrics = metrics
         self._check = check
         self._turns = FairThreadPool("grammar", "compiled")
         self._results: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
-        """The grammar for workers, or the reason of its refusal, by constraint."""
+        """Result of compiling a constraint, by constraint: the grammar for workers, or the reason of its
+        refusal."""
 
     async def grammar(self, request: Request, body: GenerationRequest) -> Grammar | None:
-        """Return the grammar that the answer has to follow, or None.
+        """Return the grammar that the answer has to follow, or None if nothing constrains it.
 
-        Raises ApiError, which names the field and a schema's keyword. Raises Overloaded and ClientGone.
+        Raises ApiError, which names the field and the schema keyword at fault. Raises Overloaded and
+        ClientGone.
         """
         constraint = self._constraint(body)
         return None if constraint is None else await self._compile(request, constraint)
@@ -87,9 +93,10 @@ class ConstraintCompiler:
     async def constrain_chat(
         self, request: Request, body: ChatRequest, meaning: Meaning, prompt: Sequence[int]
     ) -> tuple[Grammar | None, Callable[[], AnswerParsing | None]]:
-        """Return the grammar of a chat's answer, and a function that makes the parser of each choice.
+        """Return the grammar of a chat's answer, or None, and a function that creates a choice's parser.
 
-        The answer may begin with reasoning. Raises as `grammar` does.
+        The grammar lets the answer begin with reasoning, unless the constraint is for all of the answer.
+        Raises ApiError, Overloaded and ClientGone as `grammar` does.
         """
         constraint, tools = self._constraint(body), meaning.tools
         if constraint is None and not tools.offered:
@@ -111,9 +118,9 @@ class ConstraintCompiler:
     async def _with_calls(
         self, request: Request, meaning: Meaning, prompt: Sequence[int], content: Grammar | None, param: str
     ) -> tuple[Grammar | None, NamedFormat | None, CallLayout | None]:
-        """Return the grammar of a whole answer, the format of its calls, and the layout of constrained calls.
+        """Return a whole answer's grammar, the format of its tool calls, and the layout of constrained calls.
 
-        `content`: grammar of the content. `param`: field of the request that an error names.
+        `content`: grammar of the content, or None. `param`: field of the request that an error names.
         """
         formats, tokenizer, tools = self._formats, self._model.tokenizer, meaning.tools
         has_constrained_calls = tools.are_constrained(with_format=content is not None)
@@ -146,7 +153,10 @@ class ConstraintCompiler:
         *,
         constrained: bool = False,
     ) -> Callable[[], AnswerParsing | None]:
-        """Return a function that makes a choice's parser. `constrained`: a grammar constrains the content."""
+        """Return a function that creates the parser of one choice.
+
+        `constrained`: whether a grammar constrains the content.
+        """
         formats, has_calls = self._formats, bool(meaning.tools.offered) and calls is not None
         if formats.template is None and formats.reasoning is None and not has_calls:
             return lambda: None
@@ -162,7 +172,7 @@ class ConstraintCompiler:
         )
 
     def _constraint(self, body: GenerationRequest) -> Constraint | None:
-        """Return the constraint that a request asks for. Raises ApiError."""
+        """Return the constraint that a request gives, or None. Raises ApiError if there are two."""
         constraints = [*filter(None, (constraint_of(body),)), *_limits(body, self._model)]
         if len(constraints) > 1:
             first, second = constraints[0].param, constraints[1].param
@@ -170,7 +180,7 @@ class ConstraintCompiler:
         return constraints[0] if constraints else None
 
     async def _compile(self, request: Request, constraint: Constraint) -> Grammar:
-        """Return the grammar for workers. Raises as `grammar` does."""
+        """Return the compiled grammar of a constraint, perhaps from the cache. Raises as `grammar` does."""
         source = constraint.grammar, constraint.any_bnf
         found = self._results.get(source)
         if found is None:
@@ -194,7 +204,7 @@ def _outcome(found: Grammar | str) -> GrammarOutcome:
 
 
 def _limits(body: GenerationRequest, model: Model) -> Iterator[Constraint]:
-    """Yield the constraints that forbid tokens or words in all of an answer."""
+    """Yield the constraints of `allowed_token_ids` and `bad_words`, which apply to all of an answer."""
     if ids := body.allowed_token_ids:
         check_ids(ids, "allowed_token_ids", model.vocabulary)
         text = f"start: {_tokens(ids)}*"
@@ -209,7 +219,7 @@ def _limits(body: GenerationRequest, model: Model) -> Iterator[Constraint]:
 
 
 def _tokens(ids: Sequence[int]) -> str:
-    """Return the rule of any of these tokens, as ranges of ids."""
+    """Return the grammar expression for any one of these tokens, written as ranges of ids."""
     ranges: list[list[int]] = []
     for id_ in sorted(set(ids)):
         if ranges and ranges[-1][1] == id_ - 1:
@@ -220,9 +230,9 @@ def _tokens(ids: Sequence[int]) -> str:
 
 
 def constraint_of(body: GenerationRequest) -> Constraint | None:
-    """Return the constraint of the content that a request asks for, or None.
+    """Return the constraint that a request puts on its content, or None.
 
-    Raises ApiError for two constraints, for an empty one, and for one that is too large.
+    Raises ApiError for two different constraints, for an empty one, and for one that is too large.
     """
     blanks = _blanks(body)
     given = [*_content_constraints(body, blanks)]
@@ -241,7 +251,7 @@ def constraint_of(body: GenerationRequest) -> Constraint | None:
 
 @dataclass(frozen=True, slots=True)
 class _Blanks:
-    """Whitespace between the parts of JSON, as a request gives it."""
+    """A request's option for the whitespace between the parts of JSON, and the field that gives it."""
 
     param: str
     options: Mapping[str, Any]
@@ -268,7 +278,7 @@ def _pattern(param: str, pattern: str) -> _Blanks:
 
 
 def _content_constraints(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Constraint]:
-    """Yield the constraints of all fields of a request."""
+    """Yield one constraint for each field of a request that constrains the content."""
     options = BLANKS if blanks is None else blanks.options
     if body.response_format is not None:
         yield from _of_response_format(body.response_format, options)
@@ -330,6 +340,6 @@ def _json(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> 
 
 
 def _choice(param: str, choices: Sequence[str]) -> Constraint:
-    """Return the constraint to one of several texts. Lark writes texts as JSON does."""
+    """Return the constraint that content is one of several texts. Lark writes texts as JSON does."""
     text = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
     return Constraint(param, Grammar(GrammarKind.LARK, text))

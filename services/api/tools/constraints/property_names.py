@@ -1,6 +1,6 @@
 """Property names that a `propertyNames` schema allows, as a set of literals and a regular expression.
 
-Grammars have no `propertyNames`. It is expressed by `properties`, `patternProperties` and
+The grammar library does not support `propertyNames`. It is expressed by `properties`, `patternProperties` and
 `additionalProperties`.
 
 Pure.
@@ -14,7 +14,7 @@ from typing import Any, Final
 from baton.grammars.json_schema import is_anything, types_in
 
 UNREADABLE: Final = frozenset({"not", "if", "$dynamicRef"})
-"""Keywords that constrain names and are not supported."""
+"""Keywords of a `propertyNames` schema that are not supported. A schema with one of them is refused."""
 DATE: Final = (
     r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
     r"|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -26,20 +26,20 @@ FORMATS: Final[Mapping[str, str]] = {
     "date-time": f"^{DATE}T{TIME}$",
     "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
 }
-"""Formats of names as regular expressions. In any other format a name may be any text."""
+"""Regular expression of a property name, by the `format` of the name. In any other format every name fits."""
 REFERENCES_MAX: Final = 256
-"""Most references that are followed in one document."""
+"""Most references that are followed in the `propertyNames` schemas of one document."""
 
 
 class NamesInexpressible(ValueError):
-    """No grammar can express the names. The message gives the reason."""
+    """Error: no grammar can express the allowed property names. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PropertyNames:
-    """Names in `literals`, and names in which `pattern` matches.
+    """Set of property names: those in `literals`, and those that the regular expression `pattern` finds.
 
-    A caller's pattern is never tried here: Python's search can take time without a bound.
+    A caller's pattern is never tried here, because Python's search can take time without a bound.
     """
 
     literals: tuple[str, ...] = ()
@@ -47,21 +47,24 @@ class PropertyNames:
 
 
 ANY: Final = PropertyNames(pattern="")
-"""Every name."""
+"""Set of all property names."""
 NONE: Final = PropertyNames()
 WORD: Final = "'propertyNames'"
 
 
 class PropertyNamesReader:
-    """Reader of the names that the schemas of one document allow."""
+    """Reader of the property names that the `propertyNames` schemas of one document allow."""
 
     def __init__(self, resolve: Callable[[str], Any]) -> None:
-        """`resolve`: returns the target of a reference."""
+        """Create the reader of one document.
+
+        `resolve`: function that returns the target of a reference.
+        """
         self._resolve = resolve
         self._left = REFERENCES_MAX
 
     def names(self, schema: Any) -> PropertyNames:
-        """Return the names that fit `schema`. Raises NamesInexpressible."""
+        """Return the set of property names that fit `schema`. Raises NamesInexpressible."""
         if is_anything(schema):
             return ANY
         if not isinstance(schema, Mapping) or "string" not in types_in(schema):
@@ -108,7 +111,7 @@ def _literals(values: Any) -> PropertyNames:
 
 
 def _both(one: PropertyNames, other: PropertyNames) -> PropertyNames:
-    """Return the names in both."""
+    """Return the set of property names that are in both sets. Raises NamesInexpressible."""
     if ANY in (one, other) or one == other:
         return other if one == ANY else one
     if one.pattern is None and other.pattern is None:
@@ -119,7 +122,10 @@ def _both(one: PropertyNames, other: PropertyNames) -> PropertyNames:
 
 
 def _either(some: list[PropertyNames], *, once: bool) -> PropertyNames:
-    """Return the names in any of them. `once`: in exactly one of them."""
+    """Return the set of property names that are in any of these sets. Raises NamesInexpressible.
+
+    `once`: whether a name has to be in exactly one of the sets, as for `oneOf`.
+    """
     if ANY in some and not once:
         return ANY
     literals = [name for each in some for name in each.literals]

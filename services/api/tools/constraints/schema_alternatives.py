@@ -1,7 +1,7 @@
-"""Alternatives of a JSON schema that exclude each other.
+"""Replacement of `oneOf` by `anyOf` in JSON schemas where the alternatives exclude each other.
 
-The grammar library takes a `oneOf` only if it finds that no value fits two of its alternatives. It does not
-follow references for that.
+The grammar library takes a `oneOf` only if it finds that no value fits two of its alternatives. Unlike this
+module, it does not follow references for that.
 
 Pure.
 """
@@ -15,17 +15,18 @@ from baton.api.tools.constraints.schema_shapes import check_shape
 from baton.grammars.json_schema import is_equal, types_in, with_subschemas
 
 OPTIONS_MAX: Final = 64
-"""Most alternatives that are compared, each with each."""
+"""Most alternatives of a `oneOf` that are compared, each with each. A longer `oneOf` is not replaced."""
 DEPTH_MAX: Final = 4
-"""Most levels of schemas, and most references in a row, that are compared."""
+"""Most levels of nested properties, and most references in a row, that are followed to compare two schemas.
+"""
 
 Resolve = Callable[[Any], Any]
 
 
 def with_disjoint_alternatives(schema: Any, resolve: Resolve) -> Any:
-    """Return the schema with `anyOf` for each `oneOf` whose alternatives exclude each other.
+    """Return the schema with each `oneOf` replaced by `anyOf` if its alternatives exclude each other.
 
-    `resolve`: returns the target of a reference. Raises SchemaRefused.
+    `resolve`: function that returns the target of a reference. Raises SchemaRefused.
     """
     if not isinstance(schema, Mapping):
         return schema
@@ -62,7 +63,7 @@ def _are_disjoint(one: Any, other: Any, resolve: Resolve, depth: int) -> bool:
 
 
 def _followed(schema: Any, resolve: Resolve) -> Any:
-    """Return the target of a schema that is a reference, or else the schema."""
+    """Return the target of a schema that is only a reference, and any other schema unchanged."""
     for _ in range(DEPTH_MAX):
         if not isinstance(schema, Mapping) or schema.keys() - ANNOTATIONS != {"$ref"}:
             break
@@ -80,7 +81,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Any:
-    """Return the schema of the property."""
+    """Return the schema that an object's schema has for the property `name`."""
     if name in schema.get("properties", {}):
         return schema["properties"][name]
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)

@@ -1,8 +1,8 @@
-"""Rewriting rules for keywords of a JSON schema that the grammar library does not implement.
+"""Rewrite rules for keywords of a JSON schema that the grammar library (llguidance) does not support.
 
-A keyword that constrains nothing is dropped. One that other keywords can express is rewritten. Any other
-stays, and the library refuses it by its name. Each rule takes a schema whose subschemas have passed all
-rules.
+A keyword that constrains nothing is dropped. A keyword that others can express is rewritten. Any other
+keyword stays, and the library refuses it by name. Each rule takes a schema whose subschemas have already been
+rewritten.
 
 Pure.
 """
@@ -21,11 +21,12 @@ ANNOTATIONS: Final = frozenset(
     | {"contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"}
     | {"$dynamicAnchor", "$recursiveAnchor"}
 )
-"""Keywords that constrain no value. A reference to a dynamic anchor is refused by its own keyword."""
+"""Schema keywords that constrain no value, and are dropped. A reference to a dynamic anchor is still refused.
+"""
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-"""Formats that constrain a string. Any other format is an annotation."""
+"""Values of the schema keyword `format` that constrain a string. Any other value is only an annotation."""
 ABOUT: Final[Mapping[str, frozenset[str]]] = {
     "array": frozenset(
         {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}
@@ -39,41 +40,42 @@ ABOUT: Final[Mapping[str, frozenset[str]]] = {
     "string": frozenset({"pattern", "minLength", "maxLength", "format"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
-"""Keywords that constrain values of one type only, by type."""
+"""Schema keywords that constrain only values of one type, by that type."""
 DESCRIPTIVE: Final[Mapping[str, frozenset[str]]] = {
     "object": frozenset(
         {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
     ),
     "array": frozenset({"items", "prefixItems"}),
 }
-"""Keywords that show the type of a schema without `type`."""
+"""Schema keywords from which a missing `type` is inferred, by the inferred type."""
 TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
-"""Keywords that describe a type further."""
+"""Schema keywords beside which no missing `type` is inferred, because they already determine the values."""
 IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "contains"}
 )
-"""Keywords that apply other schemas to the same value, or count as looking at its parts."""
+"""Schema keywords that apply other schemas to the same value, or evaluate its items. Beside them,
+`unevaluated…` keywords cannot be rewritten."""
 BOUND: Final = 2**63 - 1024
-"""The largest bound of a number that the library takes. A bound beyond it is narrowed to it."""
+"""Largest absolute value of a numeric bound that the grammar library takes. A larger bound is narrowed to it.
+"""
 DEPENDENTS_MAX: Final = 4
-"""Most names with dependent properties. Each doubles the alternatives."""
+"""Most properties with `dependentRequired` that are rewritten. Each doubles the number of alternatives."""
 
 
 def without(schema: Keywords, *words: str) -> Keywords:
-    """Return the schema without these keywords."""
+    """Return the schema without the keywords `words`."""
     return {word: value for word, value in schema.items() if word not in words}
 
 
 def with_also(schema: Keywords, *others: Any) -> Keywords:
-    """Return the schema that `others` constrain, too."""
+    """Return the schema with the schemas `others` as additional constraints, in `allOf`."""
     return {**schema, "allOf": [*schema.get("allOf", ()), *others]} if others else schema
 
 
 def with_inferred_type(schema: Keywords) -> Keywords:
-    """Add the type `object` to a schema without a type that describes properties, and `array` to one with
-    items.
+    """Add a missing type to a schema: `object` if it describes properties, `array` if it describes items.
 
-    The author of such a schema means that, and a model could answer with a number otherwise.
+    The author of such a schema means this type. Without it, a model could answer with a number, for example.
     """
     words = schema.keys()
     if words & TYPED:
@@ -83,7 +85,7 @@ def with_inferred_type(schema: Keywords) -> Keywords:
 
 
 def without_idle_types(schema: Keywords) -> Keywords:
-    """Drop annotations, and keywords for values of types that the schema does not allow."""
+    """Drop annotations from a schema, and keywords for values of types that the schema does not allow."""
     types = types_in(schema) | ({"number"} if "integer" in types_in(schema) else set())
     idle = ANNOTATIONS.union(*(words for kind, words in ABOUT.items() if kind not in types))
     return {
@@ -92,7 +94,7 @@ def without_idle_types(schema: Keywords) -> Keywords:
 
 
 def without_empty_lists(schema: Keywords) -> Keywords:
-    """Drop an empty `allOf` and an empty `patternProperties`."""
+    """Drop `allOf`, `patternProperties` and `dependentSchemas` from a schema if they are empty."""
     empty = (
         word for word in ("allOf", "patternProperties", "dependentSchemas") if not schema.get(word, True)
     )
@@ -100,7 +102,7 @@ def without_empty_lists(schema: Keywords) -> Keywords:
 
 
 def with_known_format(schema: Keywords) -> Keywords:
-    """Drop a format that is an annotation. Versions of a UUID are patterns."""
+    """Drop a `format` that is only an annotation. Rewrite the format of a UUID version as a pattern."""
     form = schema.get("format")
     if form is None or form in FORMATS:
         return schema
@@ -112,7 +114,7 @@ def with_known_format(schema: Keywords) -> Keywords:
 
 
 def with_bounds(schema: Keywords) -> Keywords:
-    """Narrow bounds to the range of 64-bit numbers."""
+    """Narrow the numeric bounds of a schema to the range that the grammar library takes (64-bit numbers)."""
     made: Keywords = dict(schema)
     for word in ("minimum", "exclusiveMinimum"):
         made |= {word: -BOUND} if _number(made.get(word)) < -BOUND else {}
@@ -122,12 +124,15 @@ def with_bounds(schema: Keywords) -> Keywords:
 
 
 def _number(value: Any) -> float:
-    """Return the number, or 0 for another value, such as `exclusiveMinimum: true` of draft 4."""
+    """Return a number unchanged, and 0 for any other value, such as `exclusiveMinimum: true` of draft 4."""
     return value if isinstance(value, int | float) else 0
 
 
 def without_idle_contains(schema: Keywords) -> Keywords | bool:
-    """Drop a `contains` that any items meet, and `minContains` and `maxContains` without it."""
+    """Drop a `contains` that constrains nothing, or express it by `minItems` and `maxItems`.
+
+    `minContains` and `maxContains` are dropped if there is no `contains`.
+    """
     if "contains" not in schema:
         return without(schema, "minContains", "maxContains")
     wanted, most = schema["contains"], schema.get("maxContains")
@@ -144,7 +149,7 @@ def without_idle_contains(schema: Keywords) -> Keywords | bool:
 
 
 def without_idle_items(schema: Keywords) -> Keywords:
-    """Drop `uniqueItems` of a list with at most one item, and `additionalItems` without `items`."""
+    """Drop a `uniqueItems` that constrains nothing, and `additionalItems` if `items` is not a list."""
     made = schema
     most: int = schema.get("maxItems", 2)
     if most < 2 or not schema.get("uniqueItems", True):
@@ -153,7 +158,7 @@ def without_idle_items(schema: Keywords) -> Keywords:
 
 
 def without_idle_counts(schema: Keywords) -> Keywords:
-    """Drop bounds on the number of properties that follow from the properties."""
+    """Drop `minProperties` and `maxProperties` if the other keywords of the schema imply them."""
     idle = []
     if schema.get("minProperties", 0) <= len(set(schema.get("required", ()))):
         idle.append("minProperties")
@@ -165,7 +170,7 @@ def without_idle_counts(schema: Keywords) -> Keywords:
 
 
 def without_condition(schema: Keywords) -> Keywords | bool:
-    """Drop an `if` without a consequence, and a consequence without an `if`."""
+    """Drop an `if` without a consequence, and `then` and `else` without an `if`. Resolve a constant `if`."""
     rest = without(schema, "if", "then", "else")
     if "if" not in schema:
         return rest
@@ -179,7 +184,7 @@ def without_condition(schema: Keywords) -> Keywords | bool:
 
 
 def without_negation(schema: Keywords) -> Keywords | bool:
-    """Express `not` by the types, values and names that it leaves, as far as possible."""
+    """Replace `not` by the types, values or property names that it leaves, as far as possible."""
     if "not" not in schema:
         return schema
     negated, rest = schema["not"], without(schema, "not")
@@ -192,7 +197,7 @@ def without_negation(schema: Keywords) -> Keywords | bool:
 
 
 def _negated(rest: Keywords, negated: Mapping[str, Any]) -> Keywords | bool | None:
-    """Return the schema `rest` without the values of `negated`, or None if that cannot be expressed."""
+    """Return the schema `rest` without the values that `negated` allows, or None if this is impossible."""
     words = negated.keys()
     if words == {"not"}:
         return with_also(rest, negated["not"])
@@ -208,14 +213,14 @@ def _negated(rest: Keywords, negated: Mapping[str, Any]) -> Keywords | bool | No
 def _without_types(rest: Keywords, types: frozenset[str]) -> Keywords | bool | None:
     own = _types(rest)
     if "integer" in types and "number" not in types and "number" in own:
-        return None  # numbers that are no integers
+        return None  # "number but not integer" cannot be written
     gone = types | ({"integer"} if "number" in types else frozenset())
     left = [each for each in own if each not in gone]
     return {**rest, "type": left} if left else False
 
 
 def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
-    """Return the schema without the values, or None if it does not list its values."""
+    """Return the schema `rest` without these values, or None if it cannot express that."""
     if "enum" in rest:
         left = [each for each in rest["enum"] if not any(is_equal(each, value) for value in values)]
         return {**rest, "enum": left} if left else False
@@ -224,13 +229,16 @@ def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
-    """Return the types of a schema, in order."""
+    """Return the types that a schema allows, in the order of its `type`. Without `type` it allows all."""
     given = schema.get("type", list(TYPES))
     return [given] if isinstance(given, str) else [*given]
 
 
 def without_unevaluated(schema: Keywords) -> Keywords:
-    """Express `unevaluated…` keywords by `additional…` ones, if no other keyword evaluates parts."""
+    """Replace `unevaluatedProperties` and `unevaluatedItems` by keywords that mean the same here.
+
+    These are `additionalProperties` and `items`. It is possible if no other keyword evaluates the same parts.
+    """
     made = schema
     for word, others in (
         ("unevaluatedProperties", "additionalProperties"),
@@ -246,7 +254,7 @@ def without_unevaluated(schema: Keywords) -> Keywords:
 
 
 def with_dependencies(schema: Keywords) -> Keywords:
-    """Express `dependentRequired` by alternatives, and drop empty dependencies."""
+    """Replace `dependentRequired` by alternatives (`anyOf`), and drop dependencies that constrain nothing."""
     made, wanted = schema, dict[str, Any]()
     if "dependencies" in made:
         given = made["dependencies"]
@@ -282,7 +290,10 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def ruled(schema: Keywords) -> Keywords | bool:
-    """Return the schema after all rules."""
+    """Return a schema rewritten by all rules of this module.
+
+    The result may be a bool: True is the schema that allows every value, False the one that allows none.
+    """
     for rule in RULES:
         made = rule(schema)
         if isinstance(made, bool):

@@ -1,9 +1,9 @@
-"""Normalisation of JSON schemas: keywords that constrain nothing are dropped, others are rewritten.
+"""Normalization of JSON schemas: keywords that constrain nothing are dropped, others are rewritten.
 
-The grammar library refuses each keyword that it does not implement, whatever its value is. By JSON Schema
-2020-12 many of them constrain nothing: `uniqueItems: false`, `if` alone, `propertyNames` that allow every
-name, an unknown format. Others can be expressed by keywords that the library implements. It refuses the rest
-by name.
+The grammar library (llguidance) refuses each keyword that it does not support, whatever its value is. By JSON
+Schema 2020-12 many of them constrain nothing: `uniqueItems: false`, `if` alone, `propertyNames` that allow
+every name, an unknown format. Others can be expressed by keywords that the library supports. It refuses the
+rest by name.
 
 Pure.
 """
@@ -32,24 +32,25 @@ from baton.grammars.json_schema import (
 )
 
 DRAFTS: Final = ("/draft-04/", "/draft-06/", "/draft-07/", "/draft/2019-09/", "/draft/2020-12/")
-"""Parts of the URIs of JSON Schema drafts that the library knows. Any other is read as 2020-12."""
+"""Parts of the URIs of JSON Schema drafts that the grammar library knows. A `$schema` with another URI is
+dropped, so that the schema is read as 2020-12."""
 MAY_BE_NULL: Final = frozenset({"const", "default"})
-"""Keywords that may have the value null."""
+"""Schema keywords for which null is a meaningful value, so that it is not dropped."""
 SAME_VALUE: Final = frozenset({"allOf", "anyOf", "then", "else", "dependentSchemas"})
-"""Keywords whose schemas describe the same value as the schema around them."""
+"""Schema keywords whose subschemas describe the same value as the schema around them."""
 NEGATIVE: Final = frozenset({"not", "if", "oneOf", "propertyNames"})
-"""Keywords whose schemas exclude values, or describe names."""
+"""Schema keywords whose subschemas exclude values or describe names, so that no type is inferred in them."""
 DEPTH_MAX: Final = 128
-"""Most levels of schemas."""
+"""Most levels of nested schemas in a request's schema. A deeper one is refused."""
 INLINE_MAX: Final = 16
-"""Most levels of schemas in what the library reads, whose JSON may have 128 levels. Deeper ones become
-definitions."""
+"""Most levels of nested schemas in the rewritten schema. Deeper ones become definitions, because the grammar
+library reads JSON with at most 128 levels."""
 
 
 def without_nulls(schema: Any, depth: int = 0) -> Any:
     """Return the schema without keywords that are null, which some generators write for absent ones.
 
-    `depth`: number of schemas around it. Raises SchemaRefused.
+    `depth`: number of schemas around this one. Raises SchemaRefused if schemas are nested too deep.
     """
     if depth > DEPTH_MAX:
         raise SchemaRefused(f"it is nested more than {DEPTH_MAX} schemas deep")
@@ -60,31 +61,32 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
 
 
 def normalized(schema: Mapping[str, Any]) -> Keywords:
-    """Return an equal schema with keywords that the library implements, as far as possible.
+    """Return an equivalent schema with keywords that the grammar library supports, as far as possible.
 
-    `schema`: a schema without nulls. Raises SchemaRefused.
+    `schema`: a schema without nulls. Raises SchemaRefused if no value fits it, or if it cannot be expressed.
     """
     return _Document(schema).normalized()
 
 
 class _Document:
-    """A schema and the targets of its references."""
+    """A JSON schema that is being normalized, and the targets of its references."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._names = PropertyNamesReader(lambda reference: resolved(root, reference))
         self._moved: dict[Pointer, str] = {}
-        """Name of the new definition of a subschema, by the pointer to the subschema."""
+        """Name of the new definition into which a subschema is moved, by the JSON pointer to the subschema.
+        """
         self._definitions: Keywords = {}
-        """New definitions, by name."""
+        """New definitions, which are added to `$defs`, by name."""
         self._keeps_ids = False
 
     def normalized(self) -> Keywords:
-        """Return the normalized document. Raises SchemaRefused."""
+        """Return the normalized schema with its new definitions. Raises SchemaRefused."""
         self._find_targets()
         made = self._rewritten(self._root, (), 0, infers=True)
         for pointer, name in [*self._moved.items()]:
-            if name not in self._definitions:  # behind an unknown keyword
+            if name not in self._definitions:  # its schema is within an unknown keyword
                 self._definitions[name] = self._rewritten(
                     found_at(self._root, pointer), pointer, 0, infers=True
                 )
@@ -96,7 +98,7 @@ class _Document:
         return document
 
     def _find_targets(self) -> None:
-        """Find targets of references that are no definitions, and may have to become ones."""
+        """Find the targets of references outside of `$defs`, and choose names under which to define them."""
         open_schemas: list[Any] = [self._root]
         while open_schemas:
             for schema in schemas_within(open_schemas.pop()):
@@ -112,10 +114,10 @@ class _Document:
                     open_schemas.append(target)
 
     def _schema(self, schema: Any, at: Pointer, depth: int, *, infers: bool) -> Any:
-        """Return the rewritten schema, or a reference to it if it became a definition.
+        """Return the rewritten subschema, or a reference to it if it became a definition.
 
-        `at`: pointer to the schema. `depth`: number of inline schemas around it.
-        `infers`: a missing type is inferred from the keywords.
+        `at`: JSON pointer to the subschema. `depth`: number of schemas around it in its definition. `infers`:
+        whether a missing type is inferred from the keywords.
         """
         if at not in self._moved:
             if depth < INLINE_MAX or isinstance(schema, bool):
@@ -148,7 +150,10 @@ class _Document:
         return ruled(self._with_names(made, schema.get("propertyNames", True)))
 
     def _with_names(self, schema: Keywords, wanted: Any) -> Keywords:
-        """Express `propertyNames` by properties and patterns. `wanted`: its value in the request."""
+        """Express `propertyNames` by properties and patterns. Raises SchemaRefused if this is not possible.
+
+        `wanted`: value of `propertyNames` in the request.
+        """
         if "propertyNames" not in schema:
             return schema
         rest = without(schema, "propertyNames")
@@ -178,7 +183,7 @@ class _Document:
         )
 
     def _shared(self, schema: Any) -> Keywords:
-        """Return a reference to a definition of `schema`, for use by several properties."""
+        """Make a definition of `schema`, for use by several properties, and return a reference to it."""
         if isinstance(schema, Mapping) and schema.keys() == {"$ref"}:
             return {**schema}
         name = self._free_name()
@@ -187,7 +192,7 @@ class _Document:
         return _reference_to(name)
 
     def _free_name(self) -> str:
-        """Return a name that no definition has."""
+        """Return a name that no definition of the document has."""
         number = len(self._moved)
         while f"schema_{number}" in self._root.get("$defs", {}):
             number += 1

@@ -1,4 +1,4 @@
-"""Checks of the values of a JSON schema's keywords.
+"""Checks that the keywords of a JSON schema have values of the right kind.
 
 Pure.
 """
@@ -12,12 +12,12 @@ COUNTS: Final = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
     | {"minContains", "maxContains"}
 )
-"""Keywords whose value is a count."""
+"""Schema keywords whose value is a count."""
 NAMED_TYPES: Final = (*TYPES, "integer")
 
 
 class SchemaRefused(ValueError):
-    """No grammar can be made of the schema. The message gives the reason."""
+    """Error: no grammar can be made of a JSON schema. The message gives the reason."""
 
 
 def _is_text(value: Any) -> bool:
@@ -79,11 +79,11 @@ SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "required": (_are_texts, "a list of texts"),
     "type": (_is_type, f"one of {', '.join(NAMED_TYPES)}, or a list of them"),
 }
-"""Check of a keyword's value and the name of what is expected, by keyword."""
+"""Check function for a schema keyword's value and a description of the expected value, by keyword."""
 
 
 def check_shape(schema: Mapping[str, Any]) -> None:
-    """Raise SchemaRefused if a keyword of `schema` itself has a value of the wrong kind."""
+    """Raise SchemaRefused if a keyword of `schema` itself, not of a subschema, has a wrong kind of value."""
     for word, value in schema.items():
         if word in SHAPES and not SHAPES[word][0](value):
             raise SchemaRefused(f"'{word}' has to be {SHAPES[word][1]}")

@@ -1,4 +1,4 @@
-"""JSON schemas as the text from which workers make a grammar."""
+"""JSON schemas of requests as the JSON text from which workers make a grammar."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,20 +17,21 @@ from baton.rooms.request import GRAMMAR_BYTES_MAX
 
 
 def schema_text(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Return the text of a schema. Raises ApiError.
+    """Return a JSON schema as JSON text, normalized for the grammar library. Raises ApiError.
 
-    `param`: field of the request with the schema. `options`: reading options of the grammar library.
+    `param`: field of the request with the schema. `options`: options for the grammar library, which are
+    written into the schema.
     """
     try:
         if len(to_json(schema)) > GRAMMAR_BYTES_MAX:
             raise invalid(param, f"'{param}' is larger than {GRAMMAR_BYTES_MAX} bytes.")
     except ValueError:
-        pass  # of too many levels to be written, which are counted below
+        pass  # too deep to be written: `without_nulls` refuses it
     try:
         given = without_nulls(schema)
         for each in schemas_within(given):
             check_shape(each)
-        given = with_disjoint_alternatives(given, partial(resolved, given))  # while objects are open
+        given = with_disjoint_alternatives(given, partial(resolved, given))  # before objects are closed
         made = normalized(without_unnamed_properties(given))
     except SchemaRefused as error:
         why = f"no answer can be held to it: {error}."

@@ -1,8 +1,8 @@
-"""Schemas of objects without properties that the schema does not name.
+"""Rewriting of JSON schemas so that objects have no properties that the schema does not name.
 
-A small model may add properties without end. xgrammar, which vLLM and SGLang use, forbids them as well. Where
-several parts of a schema describe one object, each would forbid what another one names: such a schema stays
-as it is.
+A small model may otherwise add properties without end. xgrammar, which vLLM and SGLang use, forbids them as
+well. If several parts of a schema describe one object, each would forbid the properties that another one
+names. Such a schema stays as it is.
 
 Pure.
 """
@@ -13,15 +13,19 @@ from typing import Any, Final
 from baton.grammars.json_schema import schemas_within, with_subschemas
 
 TOGETHER: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas"})
-"""Keywords with which a schema describes its object further."""
+"""Keywords with which a schema describes its object further. Beside `properties`, the schema is not
+rewritten."""
 OPENING: Final = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
 )
-"""Keywords that decide which properties an object may have in addition to the named ones."""
+"""Keywords with which a schema itself decides about properties that it does not name."""
 
 
 def without_unnamed_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema without unnamed properties, unless it asks for them."""
+    """Return the schema with unnamed properties forbidden in each object that does not itself allow them.
+
+    A schema in which several parts describe one object is returned as it is.
+    """
     if any(map(_has_several_parts, schemas_within(schema))):
         return schema
     made: Mapping[str, Any] = _rewritten(schema)
@@ -39,7 +43,7 @@ def _rewritten(schema: Any, _: object = None) -> Any:
 
 
 def _names_all(schema: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
-    """Return whether the schema names each property that it requires."""
+    """Return whether each required property of a schema is among its named properties."""
     required = schema.get("required", ())
     return isinstance(required, list | tuple) and all(each in named for each in required)
 

@@ -1,7 +1,7 @@
-"""Grammars that constrain tool calls, and that leave reasoning before an answer free.
+"""Grammars that constrain tool calls, and leave the reasoning before them free.
 
 Any model can be forced to call a tool. The call is written in the model's own format if its arguments are
-JSON, and in Hermes' format otherwise. Reasoning is not constrained, and what is constrained begins behind it.
+JSON, and in Hermes' format otherwise. Reasoning is not constrained. The constrained part begins after it.
 """
 
 import json
@@ -27,13 +27,13 @@ from baton.api.tools.reasoning_state import ReasoningState
 from baton.rooms.request import Grammar, GrammarKind
 
 FORCED_CALLS_MAX: Final = 16
-"""Most calls in one constrained answer. Small models may otherwise never stop."""
+"""Most tool calls in one answer that a grammar constrains. Small models may otherwise never stop."""
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 BLANKS: Final = r"BLANKS: /[ \n]{1,4}/"
 
 Term = Callable[[str], str]
-"""Returns a mark or a text as a grammar writes it."""
+"""Function that writes a mark or a text as a grammar needs it: as a token id, or as a quoted string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,22 @@ class ConstrainedTool:
     """A tool whose arguments are constrained by its JSON schema."""
 
     param: str
-    """Field of the request with the schema, for errors."""
+    """Path of the request field that holds the tool's schema, for errors."""
     name: str
     schema: str
-    """JSON schema of the arguments, as JSON."""
+    """JSON schema of the tool's arguments, as JSON text."""
 
 
 def constrained_format(
     tools: ToolOptions, own: NamedFormat | None, template: str, *, constrain_text: bool
 ) -> NamedFormat:
-    """Return the format for constrained calls.
+    """Return the format in which constrained tool calls are written.
 
-    This is the model's own format if its arguments are JSON, or if a call is optional, since its mark shows
-    it then. It is Hermes' format otherwise.
+    It is the model's own format if its arguments are JSON. It is also the model's own if a call is optional,
+    because its opening mark then shows whether there is a call. It is Hermes' format otherwise.
+    `own`: format of the model's tool calls, or None if it is not known.
     `template`: source of the chat template.
-    `constrain_text`: text that is not a call is constrained, too.
+    `constrain_text`: whether text that is not a tool call is constrained, too.
     """
     hermes = find_format(HERMES, TOOL_CALL_FORMATS)
     assert hermes is not None
@@ -66,7 +67,7 @@ def constrained_format(
 
 
 def call_layout(named: NamedFormat) -> CallLayout | None:
-    """Return the layout of a format's calls for their parser, or None if their arguments are no JSON."""
+    """Return the layout of a format's tool calls for their parser, or None if the arguments are not JSON."""
     layout = named.layouts
     if not isinstance(layout, JsonCallLayout):
         return None
@@ -88,10 +89,11 @@ def call_layout(named: NamedFormat) -> CallLayout | None:
 def constrained_tools(
     tools: ToolOptions, options: Mapping[str, Any], named: NamedFormat
 ) -> Iterator[ConstrainedTool]:
-    """Yield the tools that may be called.
+    """Yield the tools that the answer may call, each with the schema that constrains its arguments.
 
-    In a format whose arguments are no JSON object every tool is constrained by its schema, strict or not.
-    `options`: reading options for each schema.
+    If the format has JSON arguments, a tool that is neither forced nor strict may get any object. In other
+    formats each tool is constrained by its own schema.
+    `options`: options for the grammar library, which are written into each schema.
     """
     only_strict = isinstance(named.layouts, JsonCallLayout)
     for tool in tools.callable:
@@ -115,9 +117,10 @@ def answer_grammar(
     tools: Sequence[ConstrainedTool],
     content: Grammar | None,
 ) -> Grammar | None:
-    """Return the grammar of all of an answer: free reasoning, then calls to `tools` or `content`.
+    """Return the grammar of a whole answer: free reasoning, then calls to `tools`, or text by `content`.
 
-    Returns None if nothing is constrained. Raises ApiError if calls in the model's format cannot be.
+    `state`: state of the reasoning at the end of the prompt. Returns None if nothing is constrained. Raises
+    ApiError if tool calls in the model's format cannot be constrained.
     """
     term = _term(tokenizer)
     rules: list[str] = []
@@ -144,16 +147,16 @@ def answer_grammar(
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Rules of the calls of one answer."""
+    """Grammar rules of the tool calls in one answer."""
 
     layout: JsonCallLayout | ArgumentLayout
     term: Term
     names: str
-    """Alternatives for one call behind its mark."""
+    """Grammar expression for one tool call after its opening mark: an alternative for each tool."""
     all: str
-    """All calls of an answer."""
+    """Grammar expression for all tool calls of an answer."""
     is_single: bool
-    """The answer has at most one call."""
+    """Whether the answer has at most one tool call."""
 
     @classmethod
     def of(
@@ -166,7 +169,7 @@ class _Calls:
         *,
         is_single: bool,
     ) -> "_Calls":
-        """Add the rules of the calls. Raises ApiError."""
+        """Add the rules of the tool calls to `rules`, and return expressions with them. Raises ApiError."""
         layout: JsonCallLayout | ArgumentLayout
         if isinstance(named.layouts, JsonCallLayout):
             layout = named.layouts
@@ -191,9 +194,12 @@ class _Calls:
         return cls(layout, term, names, all_calls, is_single)
 
     def or_text(self, before: str, rules: list[str]) -> str:
-        """Return the rule of an answer of text, in which there may be calls. `before`: its reasoning."""
+        """Return the grammar expression for an answer of text that may contain tool calls.
+
+        `before`: expression for the reasoning before the answer.
+        """
         mark = self.layout.mark
-        if self.layout.is_unmarked:  # all of an answer is a call, or it begins otherwise
+        if self.layout.is_unmarked:  # an answer that begins with it is a call as a whole
             rules.append(rf"OTHER: /\s*[^\{mark[0]}\s](?s:.*)/")
             return f"{before}(({self.all}) | OTHER?)"
         rules += [f"behind: {self.names}", *_text_rules(mark, self.term(mark))]
@@ -202,7 +208,7 @@ class _Calls:
         return f"(until behind){{0,{FORCED_CALLS_MAX}}} TEXT?"
 
     def or_messages(self, rules: list[str]) -> str:
-        """Return the rule of an answer of messages: reasoning and comments, then the content or a call."""
+        """Return the grammar expression for gpt-oss' messages: reasoning, then content or a tool call."""
         channel, message = self.term("<|channel|>"), self.term("<|message|>")
         body = text_up_to("<|end|>", "thought", self.term, rules)
         ended = f'{body} {self.term("<|start|>")} "assistant"'
@@ -215,7 +221,7 @@ class _Calls:
 
 
 def _json_call(index: int, tool: ConstrainedTool, layout: JsonCallLayout, term: Term) -> str:
-    """Return the rule of a call behind its mark."""
+    """Return the grammar rule of a tool call with JSON arguments, without its opening mark."""
     own = {NAME: json.dumps(tool.name), ARGUMENTS: f"arguments_{index}"}
     return " ".join(own.get(part) or term(part) for part in layout.parts[1:])
 
@@ -228,7 +234,10 @@ def _argument_call(
     term: Term,
     rules: list[str],
 ) -> str:
-    """Return the rule of a call behind its mark, and add those of its arguments. Raises ApiError."""
+    """Return the grammar rule of a tool call with arguments written one by one, without its opening mark.
+
+    Adds the rules of its arguments to `rules`. Raises ApiError if the tool's schema cannot be expressed.
+    """
     try:
         return call_rule(index, tool.name, json.loads(tool.schema), layout, term, rules)
     except InexpressibleArguments as error:
@@ -237,7 +246,7 @@ def _argument_call(
 
 
 def _check_format(tools: ToolOptions, own: NamedFormat | None, named: NamedFormat) -> None:
-    """Raise ApiError if an optional call would come in a format that is not the model's own."""
+    """Raise ApiError if optional tool calls would be written in a format that is not the model's own."""
     if own is None or own is named:
         return
     param = next(f"{tool.param}.function.strict" for tool in tools.offered if tool.is_strict)
@@ -246,12 +255,12 @@ def _check_format(tools: ToolOptions, own: NamedFormat | None, named: NamedForma
 
 
 def _term(tokenizer: Tokenizer) -> Term:
-    """Return the function that writes marks and texts. A mark that is one token is written by its id."""
+    """Return the function that writes marks and texts for a grammar. One-token marks are written as ids."""
     return lambda text: f"<[{tokenizer.added[text]}]>" if text in tokenizer.added else json.dumps(text)
 
 
 def _text_rules(mark: str, term: str) -> list[str]:
-    """Return the rules `until`, any text up to the mark and the mark, and `TEXT`, a text without the mark."""
+    """Return two grammar rules: `until` is any text up to the mark, and `TEXT` is a text without the mark."""
     if term.startswith("<["):
         return [f"until: TEXT? {term}", "TEXT: /(?s:.+)/"]
     plain = literal_regex(mark)
@@ -262,14 +271,17 @@ def _text_rules(mark: str, term: str) -> list[str]:
 
 
 def literal_regex(text: str) -> str:
-    """Return a regular expression that matches the text alone, for use between slashes."""
+    """Return a regular expression that matches exactly this text, for use between slashes."""
     return "".join(each if each.isalnum() or each in "_<> " else f"\\x{{{ord(each):x}}}" for each in text)
 
 
 def _reasoning_rule(
     reasoning: NamedFormat | None, state: ReasoningState, term: Term, rules: list[str]
 ) -> tuple[str, str]:
-    """Return what may stand before content or a call, and what has to stand before content."""
+    """Return two grammar expressions: the reasoning before an answer, and the header that content needs.
+
+    Either one may be empty. The rules of the reasoning are added to `rules`.
+    """
     if reasoning is None or state is ReasoningState.NONE:
         return "", ""
     if reasoning.in_messages:
@@ -290,7 +302,7 @@ def _reasoning_rule(
 
 
 def _nested(grammar: Grammar) -> str:
-    """Return a grammar as a part of another."""
+    """Return a grammar written as a part of another grammar."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return f"%json {grammar.text}"
@@ -301,7 +313,7 @@ def _nested(grammar: Grammar) -> str:
 
 
 def _in_slashes(regex: str) -> str:
-    """Return a regular expression as it is written between slashes."""
+    """Return a regular expression escaped for use between slashes."""
     written, at = [], 0
     while at < len(regex):
         pair = regex[at : at + 2] if regex[at] == "\\" else regex[at]

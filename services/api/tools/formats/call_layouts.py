@@ -1,4 +1,4 @@
-"""Layouts in which a grammar writes tool calls, for formats whose calls can be constrained.
+"""Layouts of tool calls as a grammar writes them, for the formats whose tool calls can be constrained.
 
 Pure.
 """
@@ -13,14 +13,16 @@ ARGUMENTS: Final = "\0arguments"
 
 @dataclass(frozen=True, slots=True)
 class JsonCallLayout:
-    """Layout of one call whose arguments are a JSON object."""
+    """Layout of one tool call whose arguments are a JSON object."""
 
     parts: tuple[str, ...]
-    """Marks and texts in order, with NAME and ARGUMENTS among them. The first one starts a call."""
+    """Marks and texts of a tool call in order. NAME and ARGUMENTS stand for the tool's name and arguments.
+    The first part starts the call."""
     in_messages: bool = False
-    """All of an answer is messages with heads, and a call is the last of them (gpt-oss)."""
+    """Whether all of an answer is messages with heads (headers), of which a tool call is the last one
+    (gpt-oss)."""
     is_unmarked: bool = False
-    """The first part is no mark: an answer that begins with it is a call."""
+    """Whether the first part is plain text and not a mark: an answer that begins with it is a tool call."""
 
     @property
     def mark(self) -> str:
@@ -29,27 +31,27 @@ class JsonCallLayout:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentLayout:
-    """Layout of one call whose arguments are written one by one, each behind its name."""
+    """Layout of one tool call whose arguments are written one by one, each after its name."""
 
     mark: str
     before: str
-    """Text between the mark and the tool's name."""
+    """Text between the opening mark of a tool call and the tool's name."""
     behind: str
-    """Text between the tool's name and the arguments."""
+    """Text between the tool's name and the first argument."""
     key: tuple[str, str]
-    """Texts around the name of an argument."""
+    """Texts before and after the name of an argument."""
     ends: str = ""
-    """Text behind each argument."""
+    """Text after each argument of a tool call."""
     between: str = ""
-    """Text between two arguments."""
+    """Text between two arguments of a tool call."""
     after: tuple[str, ...] = ()
-    """Marks and texts behind the last argument."""
+    """Marks and texts after the last argument of a tool call."""
     text: tuple[str, str] | None = None
-    """Marks around an argument of type string. None if such an argument is a JSON string."""
+    """Marks before and after an argument of type string. None if such an argument is a JSON string."""
     quotes: bool = True
-    """An argument of type string may be a JSON string, too."""
+    """Whether an argument of type string may also be written as a JSON string."""
     list_end: str = ""
-    """End of the list in which all calls of an answer stand. Empty if each call has its own mark."""
+    """Text that ends the list of all tool calls in an answer. Empty if each call has its own mark."""
 
     @property
     def is_unmarked(self) -> bool:
@@ -57,12 +59,12 @@ class ArgumentLayout:
 
 
 CallLayouts = JsonCallLayout | Sequence[ArgumentLayout] | None
-"""Layout of a format's calls: JSON, the variants of arguments one by one, or None if nothing constrains
-them."""
+"""Layout of a format's tool calls: with JSON arguments, or variants with arguments written one by one. None
+if the tool calls cannot be constrained."""
 
 
 def argument_layout(layouts: CallLayouts, template: str) -> ArgumentLayout | None:
-    """Return the variant that a chat template writes, or None if its calls cannot be constrained."""
+    """Return the layout with arguments written one by one that a chat template uses, or None."""
     if layouts is None or isinstance(layouts, JsonCallLayout):
         return None
     return next((each for each in layouts if each.mark in template or each.is_unmarked), None)

@@ -1,4 +1,4 @@
-"""Syntaxes of tool calls behind their mark: how they begin, and their parsers if they are no JSON.
+"""Syntaxes of tool calls after their opening mark: how they begin, and the parsers of those without JSON.
 
 Pure.
 """
@@ -13,16 +13,16 @@ from baton.api.tools.parsing.output_markup import CallSyntax, ParsedCalls, Prefi
 from baton.api.tools.parsing.output_parts import CompleteToolCall, MalformedToolCall, ToolSchemas
 
 TEXT_TYPES: Final = ("true", "string")
-"""Types of a string argument in the tags of DeepSeek and Kimi."""
+"""Values of a tag's type attribute that declare a string argument, in the tags of DeepSeek and Kimi."""
 NAME_BEFORE_TAGS: Final = re.compile(rf"{tagged_calls.NAME}\s{{0,16}}")
 BARE_NAME: Final = re.compile(r"<function=(?P<name>[^<>\s]{1,256})(?P<ends>\s{0,16}>\s{0,16})?")
 PYTHON_END: Final = "<|python_end|>"
 PYTHON_ENDS_MAX: Final = 8
-"""Most closing marks that are tried for one list of calls in Python's notation."""
+"""Most closing marks that are tried as the end of one list of tool calls in Python's notation."""
 
 
 def begins_with(text: str, *beginnings: str) -> PrefixMatch:
-    """Return whether the text begins with one of these."""
+    """Return whether the text begins with one of the texts `beginnings`, or is too short to decide."""
     if text.startswith(beginnings):
         return PrefixMatch.YES
     return PrefixMatch.PARTIAL if any(each.startswith(text) for each in beginnings) else PrefixMatch.NO
@@ -33,13 +33,13 @@ def _begins_as_json(text: str, _: ToolSchemas) -> PrefixMatch:
 
 
 def _begins_with_name(text: str, _: ToolSchemas) -> PrefixMatch:
-    """Return whether the text begins with a tool's name and a tag (GLM)."""
+    """Return whether the text begins with a tool's name and a tag, as GLM's tool calls do."""
     found = NAME_BEFORE_TAGS.match(text)
     return PrefixMatch.NO if found is None else begins_with(text[found.end() :], "<arg_key>", "</tool_call>")
 
 
 def _begins_bare(text: str, schemas: ToolSchemas) -> PrefixMatch:
-    """Return whether the text begins with a function that is offered, without a mark before it."""
+    """Return whether the text begins with `<function=` and an offered tool, without a mark before it."""
     if begins_with(text, "<function=") is not PrefixMatch.YES:
         return begins_with(text, "<function=")
     found = BARE_NAME.match(text)
@@ -53,7 +53,7 @@ def _begins_bare(text: str, schemas: ToolSchemas) -> PrefixMatch:
 
 
 def _value(argument: Argument, tool: str, schemas: ToolSchemas) -> Any:
-    """Return the value of an argument, by its tag or by the tool's schema."""
+    """Return the value of a tool call's argument, typed by its tag or by the tool's schema."""
     key, type_, text = argument
     if type_ in TEXT_TYPES:
         return text
@@ -66,7 +66,7 @@ def _value(argument: Argument, tool: str, schemas: ToolSchemas) -> Any:
 
 
 def tag_syntax(tags: TagFormat) -> CallSyntax:
-    """Return the syntax of calls between these tags."""
+    """Return the syntax of tool calls that are written with these tags."""
 
     def begins(text: str, _: ToolSchemas) -> PrefixMatch:
         return begins_with(text, tags.begins)
@@ -95,7 +95,7 @@ def tag_syntax(tags: TagFormat) -> CallSyntax:
 
 
 def _read_python(text: str, schemas: ToolSchemas, final: bool) -> ParsedCalls | None:
-    """Parse calls in Python's notation, up to the first closing mark at which they are complete."""
+    """Parse tool calls in Python's notation, up to the first closing mark at which they are complete."""
     at = 0
     for _ in range(PYTHON_ENDS_MAX):
         at = text.find(PYTHON_END, at)
@@ -113,7 +113,7 @@ def _read_python(text: str, schemas: ToolSchemas, final: bool) -> ParsedCalls | 
 
 JSON_OBJECTS: Final = CallSyntax(_begins_as_json)
 TAGGED: Final = (JSON_OBJECTS, tag_syntax(tagged_calls.QWEN), tag_syntax(tagged_calls.GLM))
-"""Syntaxes behind `<tool_call>`. The text decides which one it is."""
+"""Syntaxes of tool calls after the mark `<tool_call>`. The text that follows decides which one it is."""
 BARE: Final = (tag_syntax(tagged_calls.QWEN_BARE),)
 INVOKED: Final = (tag_syntax(tagged_calls.MINIMAX),)
 DSML: Final = (tag_syntax(tagged_calls.DSML),)

@@ -1,6 +1,6 @@
 """Parser of tool calls in Gemma's notation: `call:name{key:<|"|>text<|"|>,other:3}`.
 
-Strings are not escaped. A quote ends a string only if the object or the list can go on behind it.
+Strings are not escaped. A quote ends a string only if an object or a list can go on after it.
 
 Pure.
 """
@@ -19,36 +19,38 @@ OPENS: Final = re.compile(r"<\|tool_call>|<start_function_call>")
 CLOSES: Final = re.compile(r"<tool_call\|>|<end_function_call>")
 CLOSED: Final = r"\s*(?:[}\]]\s*)*(?:<tool_call\|>|<end_function_call>)"
 LAST: Final = re.compile(CLOSED)
-"""End of a call behind its last string."""
+"""Pattern of the end of a tool call after its last string: closing brackets and the closing mark."""
 BEHIND: Final = re.compile(
     rf"{CLOSED}|\s*(?:[}}\]]\s*)*(?:\Z|,\s*(?:"
     r'[^:,{}\[\]<>"]{1,256}:|<\|"\|>|<escape>|[-\d"{\[]|true|false|null))'
 )
-"""Text that may stand behind a string of a call."""
+"""Pattern of a text that may follow a string in a tool call."""
 NEXT: Final = re.compile(rf"\s*(?P<opens>{OPENS.pattern}){CALL.pattern}")
-"""Another call, behind a call without its closing mark."""
+"""Pattern of the start of another tool call, directly after a call without its closing mark."""
 UNENDED: Final = re.compile(rf"\s*[}}\]][}}\]\s]*(?:{OPENS.pattern}){CALL.pattern}")
-"""End of such a call behind its last string."""
+"""Pattern of the end of a tool call without its closing mark, after its last string: brackets, then another
+call."""
 MARKS: Final = re.compile(rf"(?P<opens>{OPENS.pattern})|(?P<closes>{CLOSES.pattern})|{QUOTES.pattern}")
 ALL_ENDS: Final = re.compile(rf"(?:{QUOTES.pattern}){CLOSED}")
 BARE: Final = re.compile(r"[^,\]}]{1,64}")
 SPACE: Final = re.compile(r"\s*")
 DEPTH_MAX: Final = 64
 UNQUOTED_MAX: Final = 8
-"""Most calls in a row whose last string lacks its closing quote."""
+"""Most tool calls in a row whose last string lacks its closing quote."""
 UNQUOTED_CHARS_MAX: Final = 2**14
-"""Most characters of an answer in which such calls are looked for."""
+"""Most characters of an answer in which tool calls without a closing quote are searched."""
 
 
 class _GemmaReader:
-    """Parser of one call."""
+    """Parser of one tool call in Gemma's notation."""
 
     def __init__(self, text: str, *, counted: bool, unquoted: int = 0, least: int = 0) -> None:
-        """Start at the beginning of a call.
+        """Start at the beginning of a tool call.
 
-        `counted`: calls within a string are counted, and the string ends behind them.
-        `unquoted`: calls in a row whose last string may lack its closing quote, if another call follows.
-        `least`: index before which the last string does not end.
+        `counted`: whether tool calls within a string are counted, so that the string ends after them.
+        `unquoted`: number of tool calls in a row whose last string may lack its closing quote, if another
+        call follows.
+        `least`: index of the text before which the last string does not end.
         """
         self._text = text
         self._counted = counted
@@ -57,7 +59,7 @@ class _GemmaReader:
         self.at = 0
 
     def call(self) -> tuple[str, Any]:
-        """Return the call's name and its arguments. Raises MalformedToolCall."""
+        """Return the name and the arguments of the tool call. Raises MalformedToolCall."""
         found = CALL.match(self._text)
         if found is None:
             raise MalformedToolCall(self._text)
@@ -99,7 +101,10 @@ class _GemmaReader:
         return made
 
     def _goes_on(self, end: str, *, first: bool) -> bool:
-        """Take the text before the next item. Returns False behind the last one."""
+        """Move to the next item of an object or a list. Return False after the last one.
+
+        `end`: closing bracket. `first`: whether no item was parsed yet.
+        """
         if first:
             self.at += 1
             self._skip()
@@ -123,7 +128,7 @@ class _GemmaReader:
         return found[0].strip()
 
     def _quoted(self, quotes: str) -> str:
-        """Return a string between two quotes."""
+        """Parse a string between two of these quotes, and return it. Raises MalformedToolCall."""
         start = self.at + len(quotes)
         within = 0
         for found in MARKS.finditer(self._text, start):
@@ -137,7 +142,7 @@ class _GemmaReader:
         raise MalformedToolCall(self._text)
 
     def _unended(self, start: int, depth: int) -> str | None:
-        """Return the last string of a call without its closing quote, if a complete call follows.
+        """Return a tool call's last string if it lacks its closing quote and a whole call follows, else None.
 
         `start`: index of the string. `depth`: number of open brackets.
         """
@@ -180,7 +185,7 @@ def _begins(text: str, _: ToolSchemas) -> PrefixMatch:
 def _read(
     text: str, *, final: bool, counted: bool = True, unquoted: int = 0, least: int = 0
 ) -> tuple[CompleteToolCall, int] | None:
-    """Return the call at the beginning of a text, and the index of its end."""
+    """Return the tool call at the beginning of a text and the index of its end, or None."""
     reader = _GemmaReader(text, counted=counted, unquoted=unquoted, least=least)
     try:
         call = call_of(*reader.call())
@@ -195,7 +200,7 @@ def _read(
 
 
 def _read_ahead(text: str, _: ToolSchemas, final: bool) -> ParsedCalls | None:
-    """Parse the first call, and those that follow without a closing mark between."""
+    """Parse the first tool call, and those that follow it without a closing mark between them."""
     calls: list[CompleteToolCall] = []
     at = end = 0
     while (found := _read_first(text[at:], final=final)) is not None:

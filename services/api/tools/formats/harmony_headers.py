@@ -1,6 +1,7 @@
-"""Heads of gpt-oss' messages, between `<|start|>` or `<|channel|>` and `<|message|>`.
+"""Heads (headers) of gpt-oss' messages, between `<|start|>` or `<|channel|>` and `<|message|>`.
 
-A head begins with a role, a channel or a recipient. Behind anything else its first mark is text.
+A head begins with a role, a channel or a recipient. If anything else follows the first mark, that mark is
+plain text.
 
 Pure.
 """
@@ -15,7 +16,7 @@ from baton.api.tools.parsing.output_markup import PrefixMatch
 HEAD_END: Final = "<|message|>"
 INNER_MARKS: Final = ("<|channel|>", "<|constrain|>")
 HEAD_CHARS_MAX: Final = 512
-"""Most characters of a head. A longer text is no head."""
+"""Most characters of a message's head. A longer text is no head."""
 NAMES: Final = (
     *("analysis", "commentary", "final"),
     *("assistant", "user", "system", "developer", "tool"),
@@ -30,9 +31,9 @@ OTHER_CHANNEL_BEGUN: Final = re.compile(r"\s*|\s*[\w.=]*|\w{1,64}\s+(?:|t|to|to=
 
 
 def head_begins(text: str, last: bool) -> PrefixMatch:
-    """Return whether the text behind a head's first mark begins as a head does.
+    """Return whether the text after a message head's first mark begins as a head does.
 
-    `last`: the text is all of the answer, so that a head may be cut off.
+    `last`: whether the text is all of the answer, so that a head may be cut off.
     """
     head, end, _ = text[:HEAD_CHARS_MAX].partition(HEAD_END)
     if not end and len(text) >= HEAD_CHARS_MAX:
@@ -50,14 +51,17 @@ def head_begins(text: str, last: bool) -> PrefixMatch:
 
 
 def _is_named(head: str, words: list[str], *, whole: bool) -> bool:
-    """Return whether a head begins with a name, or holds a recipient. An incomplete head may still do so."""
+    """Return whether a message's head begins with a known name, or has a recipient.
+
+    `whole`: whether the head is complete. An incomplete head may still get a recipient.
+    """
     if words and NAME.fullmatch(words[0]):
         return True
     return (OTHER_CHANNEL if whole else OTHER_CHANNEL_BEGUN).fullmatch(head) is not None
 
 
 def _is_cut_off(words: list[str]) -> bool:
-    """Return whether a head that is cut off has only words of heads."""
+    """Return whether a message's head that the end of the answer cuts off has only words of heads."""
     *whole, word = words or [""]
     could = any(each.startswith(word) for each in (*NAMES, *FORMATS)) or NAME.fullmatch(word) is not None
     return could and all(NAME.fullmatch(each) or each in FORMATS for each in whole)

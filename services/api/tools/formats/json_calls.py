@@ -1,6 +1,6 @@
-"""Parsers of tool calls in JSON and in Python's notation, by format.
+"""Parsers of tool calls in JSON and in Python's notation, one for each format.
 
-A model's text is unchecked input. Each parser returns its calls, or raises MalformedToolCall.
+A model's text is unchecked input. Each parser returns its tool calls, or raises MalformedToolCall.
 
 Pure.
 """
@@ -14,7 +14,8 @@ from typing import Any, Final, NoReturn
 from baton.api.tools.parsing.output_parts import CompleteToolCall, MalformedToolCall, ToolSchemas
 
 PYTHON_CHARS_MAX: Final = 64 * 2**10
-"""Most characters of calls in Python's notation. Python's parser takes hundreds of bytes for each."""
+"""Most characters of tool calls in Python's notation. Python's parser takes hundreds of bytes of memory for
+each."""
 ARGUMENTS: Final = ("arguments", "parameters")
 RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]+)")
 NAMED: Final = re.compile(r"\s*([\w.-]+)\s*(?=[{\[])", re.DOTALL)
@@ -24,12 +25,12 @@ ENDED: Final = re.compile(r"\)(?:, |(\]))")
 DEEPSEEK_SEP: Final = "<｜tool▁sep｜>"
 KIMI_SEP: Final = "<|tool_call_argument_begin|>"
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair. UTF-8 has none, and clients' parsers refuse its escape."""
+"""Pattern of one half of a surrogate pair. UTF-8 cannot encode it, and clients' parsers refuse its escape."""
 FENCE: Final = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
 
 class TextAfterCall(MalformedToolCall):
-    """A text goes on behind a call in JSON."""
+    """Error: a text follows a tool call in JSON. `rest` is this text."""
 
     def __init__(self, rest: str) -> None:
         super().__init__(rest)
@@ -40,12 +41,12 @@ decoder: Final = json.JSONDecoder(strict=False, parse_constant=lambda word: _fai
 
 
 def objects(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse JSON objects, or lists of them, in a row (Hermes, Qwen)."""
+    """Parse tool calls that are JSON objects, or lists of them, in a row (Hermes, Qwen)."""
     return _objects(body)
 
 
 def bare(_: str, body: str, schemas: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse JSON objects without a mark (Llama 3). All of them have to name tools."""
+    """Parse tool calls that are JSON objects without a mark (Llama 3). Each has to name an offered tool."""
     calls = _objects(body)
     if any(call.name not in schemas for call in calls):
         _fail(body)
@@ -53,7 +54,7 @@ def bare(_: str, body: str, schemas: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def pythonic(_: str, body: str, schemas: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse `[f(a=1), g(b="x")]` (Llama 4)."""
+    """Parse tool calls in Python's notation, such as `[f(a=1), g(b="x")]` (Llama 4)."""
     if len(body) > PYTHON_CHARS_MAX:
         _fail(body)
     try:
@@ -66,7 +67,7 @@ def pythonic(_: str, body: str, schemas: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def mistral(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse a list of objects, or `name[ARGS]{…}`."""
+    """Parse Mistral's tool calls: a list of JSON objects, or `name[ARGS]{…}`."""
     text = body.lstrip()
     if text.startswith("["):
         return _objects(text)
@@ -77,7 +78,11 @@ def mistral(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def deepseek(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse `name<｜tool▁sep｜>{…}`, also with `function` before it and the arguments in a fence."""
+    """Parse a tool call of DeepSeek: `name<｜tool▁sep｜>{…}`.
+
+    The older form has `function` in the place of the name, and then the name and the arguments in a code
+    fence.
+    """
     before, mark, after = body.partition(DEEPSEEK_SEP)
     if not mark:
         _fail(body)
@@ -89,7 +94,7 @@ def deepseek(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def kimi(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse `functions.name:0<|tool_call_argument_begin|>{…}`."""
+    """Parse a tool call of Kimi K2: `functions.name:0<|tool_call_argument_begin|>{…}`."""
     name, mark, arguments = body.partition(KIMI_SEP)
     if not mark:
         _fail(body)
@@ -97,7 +102,7 @@ def kimi(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def harmony(head: str, body: str, _: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse a message whose head holds `to=functions.name`."""
+    """Parse a tool call of gpt-oss: a message whose head (header) has `to=functions.name`."""
     to = RECIPIENT.search(head)
     return [call_of("" if to is None else to[1], _object(body))]
 
@@ -116,7 +121,7 @@ def decoded(text: str, at: int = 0) -> tuple[Any, int]:
 
 
 def _objects(text: str) -> list[CompleteToolCall]:
-    """Return the calls of JSON objects, or lists of them, in a row."""
+    """Return the tool calls in JSON objects, or lists of them, in a row. Raises MalformedToolCall."""
     calls: list[CompleteToolCall] = []
     at = _skip(text, 0)
     while at < len(text):
@@ -133,7 +138,7 @@ def _objects(text: str) -> list[CompleteToolCall]:
 
 
 def _python_value(text: str) -> Any:
-    """Return an object or a list in Python's notation."""
+    """Return the value of an object or a list in Python's notation. Raises MalformedToolCall."""
     stripped = text.strip()
     if len(stripped) > PYTHON_CHARS_MAX or not stripped.startswith(("{", "[")):
         _fail(text)
@@ -150,7 +155,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def calls_of(value: Any) -> list[CompleteToolCall]:
-    """Return the calls of a JSON value, or of a list of them. Raises MalformedToolCall."""
+    """Return the tool calls in a JSON value, which is one call or a list. Raises MalformedToolCall."""
     return [_of_object(each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -174,13 +179,13 @@ def _object(text: str) -> Any:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Split `name{…}` into its name and its arguments."""
+    """Split `name{…}` into the tool's name and the text of its arguments. Raises MalformedToolCall."""
     found = NAMED.match(text)
     return (found[1], text[found.end() :]) if found else _fail(text)
 
 
 def call_of(name: Any, arguments: Any) -> CompleteToolCall:
-    """Return a call. Raises MalformedToolCall if no client could take it."""
+    """Return a tool call with this name and these arguments. Raises MalformedToolCall if they are invalid."""
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
         _fail(str(name))
     try:
@@ -192,7 +197,7 @@ def call_of(name: Any, arguments: Any) -> CompleteToolCall:
 
 
 def _argued(text: str) -> list[CompleteToolCall]:
-    """Parse `[f(a=1), g(b="x")]` with JSON values, as a grammar writes them."""
+    """Parse tool calls such as `[f(a=1), g(b="x")]` with JSON values, as a grammar writes them."""
     calls: list[CompleteToolCall] = []
     at = 1
     while text.startswith("[") and (named := CALLED.match(text, at)):
@@ -229,7 +234,10 @@ def _python_call(node: ast.expr) -> CompleteToolCall:
 
 
 def typed(text: str, schemas: ToolSchemas, name: str, key: str) -> Any:
-    """Return an argument written without quotes, as a string or as JSON by the tool's schema."""
+    """Return the value of an argument written without quotes: a string or JSON, by the tool's schema.
+
+    `name`: name of the tool. `key`: name of the argument.
+    """
     types = set(types_of(schemas.get(name, {}).get("properties"), key))
     if "string" in types and types <= {"string"}:
         return text
@@ -249,7 +257,7 @@ def typed(text: str, schemas: ToolSchemas, name: str, key: str) -> Any:
 
 
 def json_value(text: str) -> Any:
-    """Return a JSON value, also with Python's True, False or None. Raises MalformedToolCall."""
+    """Return the value of a JSON text, or of Python's True, False or None. Raises MalformedToolCall."""
     stripped = text.strip()
     words = {"True": True, "False": False, "None": None}
     return words[stripped] if stripped in words else _object(stripped)
@@ -266,7 +274,7 @@ PYTHON: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def types_of(properties: Any, key: str) -> Iterator[str]:
-    """Yield the types that a property's own schema allows."""
+    """Yield the types that the schema of the property `key` allows, without those of referenced schemas."""
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(schema, Mapping):
         return

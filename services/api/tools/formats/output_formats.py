@@ -1,8 +1,8 @@
 """Table of the formats in which models write reasoning and tool calls.
 
-A model writes in the format of its chat template, on which it was trained. Without one that the table knows,
-it writes in the format of its type. The names of a format are those of other servers (`--tool-call-parser`,
-`--reasoning-parser`).
+A model writes in the format of its chat template, on which it was trained. If the table does not know the
+template, the model's type decides. The names of a format are those that other servers take for
+`--tool-call-parser` and `--reasoning-parser`.
 """
 
 import secrets
@@ -39,7 +39,7 @@ MISTRAL_ID_CHARS: Final = 9
 
 
 def random_call_id(_: str, __: int) -> str:
-    """Return the id of a call in formats whose models write none."""
+    """Return a random id for a tool call, in formats whose models write no ids."""
     return f"call_{secrets.token_hex(ID_BYTES)}"
 
 
@@ -53,22 +53,23 @@ def _kimi_id(name: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """Format of tool calls, or of reasoning."""
+    """Format of a model's tool calls or of its reasoning, its names, and the signs that identify it."""
 
     names: tuple[str, ...]
-    """Names of the format in settings. The first is its own, the others are those of other servers."""
+    """Names of the format in settings. The first is Baton's own, the others are those of other servers."""
     written: tuple[str, ...]
-    """Texts of chat templates. A template that holds one of them writes the format."""
+    """Texts that identify the format: a model whose chat template holds one of them writes it."""
     types: tuple[str, ...]
-    """Types of models that write the format, for templates that show nothing."""
+    """Model types that write the format. They decide if the chat template identifies no format."""
     markup: OutputMarkup
-    """Marks and parsers of the format."""
+    """Marks of the format, and the parsers of its tool calls."""
     layouts: CallLayouts = None
-    """Layout in which a grammar writes the format's calls."""
+    """Layout in which a grammar writes the format's tool calls. None if they cannot be constrained."""
     new_call_id: Callable[[str, int], str] = random_call_id
-    """Returns the id of a call by the tool's name and the call's index in its answer."""
+    """Function that returns the id of a tool call, given the tool's name and the call's index in the answer.
+    """
     in_messages: bool = False
-    """All of an answer is messages with heads (gpt-oss)."""
+    """Whether all of an answer is messages with heads (gpt-oss)."""
 
 
 def _calls(*opens: str, **rest: object) -> TextRegion:
@@ -97,7 +98,7 @@ HARMONY: Final = OutputMarkup(
             classify=_harmony_kind,
             read=json_calls.harmony,
         ),
-        TextRegion(  # the prompt has begun the head
+        TextRegion(  # for a prompt that has begun the head
             RegionKind.CONTENT,
             opens=("to=functions.",),
             closes=("<|end|>", "<|call|>", "<|return|>"),
@@ -112,7 +113,7 @@ HARMONY: Final = OutputMarkup(
 )
 
 DSML_OPENS: Final = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
-"""Marks before calls of DeepSeek V3.2, V4 and V4.1."""
+"""Opening marks of the tool calls of DeepSeek V3.2, V4 and V4.1."""
 KIMI_K3_SECTIONS: Final = (
     *(
         SectionMark(text, frozenset({Previous.START, Previous.REASONING, Previous.CALL}))
@@ -123,7 +124,7 @@ KIMI_K3_SECTIONS: Final = (
         for text in ("<|close|>response<|sep|>", "<|close|>message<|sep|>")
     ),
 )
-"""Marks around the content of an answer, and around all of it."""
+"""Marks of Kimi K3 around the content of an answer, and around all of the answer."""
 
 GEMMA_4: Final = ArgumentLayout(
     "<|tool_call>",
@@ -308,7 +309,8 @@ TOOL_CALL_FORMATS: Final = (
         JsonCallLayout(('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), is_unmarked=True),
     ),
 )
-"""Formats of tool calls, in the order in which a template is searched for them: rarer marks first."""
+"""Formats of tool calls, in the order in which a chat template is searched for their marks: rare marks first.
+"""
 
 REASONING_FORMATS: Final = (
     NamedFormat(
@@ -343,7 +345,7 @@ REASONING_FORMATS: Final = (
 
 
 def format_names(formats: Sequence[NamedFormat]) -> tuple[str, ...]:
-    """Return all names that a setting may have."""
+    """Return all names under which a setting may choose one of these formats."""
     return tuple(name for each in formats for name in each.names)
 
 
@@ -352,7 +354,7 @@ def find_format(name: str, formats: Sequence[NamedFormat]) -> NamedFormat | None
 
 
 def detect_format(template: str, model_type: str, formats: Sequence[NamedFormat]) -> NamedFormat | None:
-    """Return the format that the chat template writes, or else the one of the model's type."""
+    """Return the format that the chat template writes, or else that of the model's type, or None."""
     for each in formats:
         if any(mark in template for mark in each.written):
             return each

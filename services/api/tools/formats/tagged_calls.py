@@ -1,9 +1,9 @@
-"""Parser of tool calls whose arguments stand between tags and are not escaped.
+"""Parser of tool calls whose arguments are written between tags, without escaping.
 
-An argument may hold any text, the tags of its own format among it. So a tag counts only where it can stand: a
-tag that ends an argument is followed by the next argument or by the end of the call. Calls within an
-argument, such as an example of the format, are counted, and the argument ends behind them. If several tags
-could end a call, the last one before the next call does.
+An argument may hold any text, even the tags of its own format. So a tag counts only in a position where it
+makes sense: a tag that ends an argument is followed by the next argument or by the end of the call. Tool
+calls within an argument, such as an example of the format, are counted, and the argument ends after them. If
+several tags could end a call, the last one before the next call does.
 
 Pure.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 class Argument(NamedTuple):
     key: str
     type: str | None
-    """Type in the tag, if there is one."""
+    """Type of the argument by its tag. None if the tag has no type."""
     text: str
 
 
@@ -28,38 +28,38 @@ class TaggedCall(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Calls at the beginning of a text."""
+    """Tool calls parsed at the beginning of a text."""
 
     calls: Sequence[TaggedCall]
     end: int
-    """Index of the text behind the calls."""
+    """Index of the first character after the tool calls."""
     closed: bool
-    """Whether their closing tag was there."""
+    """Whether the tool calls were followed by the tag that closes them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagFormat:
-    """Tags of one format, as regular expressions."""
+    """Tags of one format of tool calls, as regular expressions."""
 
     opens: str
-    """Tag before all calls."""
+    """Pattern of the tag before all tool calls."""
     closes: str
-    """Tag behind all calls."""
+    """Pattern of the tag after all tool calls."""
     call: str
-    """Tag before a call's arguments, with the group `name`."""
+    """Pattern of the tag before a tool call's arguments, with the group `name`."""
     call_ends: str
-    """Tag behind a call's arguments. Empty if `closes` ends the call."""
+    """Pattern of the tag after a tool call's arguments. Empty if the tag `closes` ends the call."""
     argument: str
-    """Tag before an argument, with the group `key` and perhaps `type`."""
+    """Pattern of the tag before an argument, with the group `key` and perhaps the group `type`."""
     argument_ends: str
     begins: str
-    """Text with which the first call begins. Empty if it begins with the tool's name."""
+    """Text with which the first tool call begins. Empty if it begins with the tool's name."""
     bare: bool = False
-    """Whether `opens` is missing, and `closes` may be."""
+    """Whether the tag before all tool calls is missing, and the one after them may be missing."""
     single_line_ends: bool = False
-    """Whether a line end before and behind an argument is layout."""
+    """Whether one line end before and one after an argument is formatting, and is dropped."""
     escaped: tuple[tuple[str, str], ...] = ()
-    """Texts that stand for a character within a tag, and the characters."""
+    """Escapes within a tag: pairs of the written text and the character that it stands for."""
 
     def unescape(self, text: str) -> str:
         for written, meant in self.escaped:
@@ -70,7 +70,7 @@ class TagFormat:
 NAME: Final = r"[^\s<>{}\[\]\"'`,;()]{1,256}"
 QUOTED_NAME: Final = r' name="(?P<name>[^"]{1,256})"\s*(?:/>|>)'
 ANGLES: Final = ("<", "</", ">")
-"""Patterns with which an opening and a closing tag begin, and with which both end."""
+"""Patterns of angle brackets: the beginning of an opening tag, that of a closing tag, and the end of both."""
 
 
 def _format(
@@ -82,12 +82,12 @@ def _format(
     around: tuple[str, str, str] = ANGLES,
     **options: Any,
 ) -> TagFormat:
-    """Return a format with a section of calls, whose tags are written alike.
+    """Return a format of tool calls whose tags are all written alike.
 
     `section`: name of the tag around all calls.
-    `call`, `argument`: name of the tag, and the pattern of what stands behind it in the opening tag.
+    `call`, `argument`: name of the tag, and the pattern of the rest of the opening tag.
     `begins`, `options`: fields of TagFormat.
-    `around`: what tags are made of.
+    `around`: patterns of the beginning of an opening tag, of a closing tag, and of the end of both.
     """
     opens, closes, ends = around
     return TagFormat(
@@ -144,21 +144,21 @@ KIMI_K3: Final = _format(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """Patterns of a format's tags, with the places where they count."""
+    """Compiled patterns of a format's tags, limited to the positions in which they count."""
 
     call: re.Pattern[str]
     argument: re.Pattern[str]
     ends: re.Pattern[str]
-    """An end of an argument, a call within it, or the end of such a call."""
+    """Pattern of the end of an argument, of a tool call within it, or of the end of such a call."""
     call_ends: re.Pattern[str]
     closes: re.Pattern[str]
     all_ends: re.Pattern[str]
-    """All tags from the last argument's end to the end of the calls."""
+    """Pattern of all closing tags from the end of the last argument to the end of the tool calls."""
     unended: re.Pattern[str]
-    """The end of the calls, if the last argument's end is missing."""
+    """Pattern of the end of the tool calls if the closing tag of the last argument is missing."""
     next_call: re.Pattern[str]
     next_argument: re.Pattern[str]
-    """An argument behind an argument whose end is missing."""
+    """Pattern of an argument on a new line, after an argument whose closing tag is missing."""
 
 
 @cache
@@ -168,7 +168,7 @@ def _patterns(tags: TagFormat) -> _Patterns:
     closes = rf"(?:{tags.closes})?" if tags.bare else tags.closes
     if tags.call_ends:
         behind = rf"{tags.call_ends}\s*(?:{around}|{call}|\Z)"
-        # Whitespace alone is no part of it: from each place in a run of it a search would go to its end.
+        # No leading `\s*` here: a search would scan a run of whitespace again from each of its characters.
         opens = rf"(?:{tags.opens}\s*)?" if tags.opens else ""
         inner = rf"{opens}{call}(?=\s*(?:{argument}|{tags.call_ends}))"
         final = rf"{tags.call_ends}\s*{closes}"
@@ -194,18 +194,19 @@ def _patterns(tags: TagFormat) -> _Patterns:
 
 
 def _unnamed(pattern: str) -> str:
-    """Return the pattern without the names of its groups."""
+    """Return a regular expression without the names of its groups."""
     return re.sub(r"\(\?P<\w+>", "(?:", pattern)
 
 
 Keys = Mapping[str, Collection[str]]
-"""Names of the arguments that a tool takes, by the tool's name."""
+"""Names of the arguments that each tool takes, by the tool's name."""
 
 
 def read_calls(text: str, tags: TagFormat, keys: Keys, *, final: bool) -> Reading | None:
-    """Return the calls at the beginning of a text behind `opens`, or None if there are none.
+    """Return the tool calls at the beginning of a text after the tag `opens`, or None if there are none.
 
-    `final`: nothing follows the text. If something does, the calls and all within them have to be closed.
+    `final`: whether nothing follows the text. If something does, the tool calls and all within them have to
+    be closed.
     """
     for counted, ended in ((True, True), (False, True), (False, False)):
         reading = _TagReader(text, tags, keys, counted=counted, ended=ended).read()
@@ -217,10 +218,14 @@ def read_calls(text: str, tags: TagFormat, keys: Keys, *, final: bool) -> Readin
 
 
 class _TagReader:
-    """One attempt to parse a text."""
+    """One attempt to parse the tool calls at the beginning of a text."""
 
     def __init__(self, text: str, tags: TagFormat, keys: Keys, *, counted: bool, ended: bool) -> None:
-        """`counted`: calls within arguments are counted. `ended`: each argument has its closing tag."""
+        """Start an attempt to parse a text.
+
+        `counted`: whether tool calls within arguments are counted. `ended`: whether each argument has its
+        closing tag.
+        """
         self._text = text
         self._tags = tags
         self._keys = keys
@@ -228,7 +233,7 @@ class _TagReader:
         self._counted = counted
         self._ended = ended
         self._least = 0
-        """Index before which the calls do not end."""
+        """Index of the text before which the tool calls do not end."""
 
     def read(self) -> Reading | None:
         calls: list[TaggedCall] = []
@@ -249,14 +254,17 @@ class _TagReader:
         return Reading(calls, ends, closed=True)
 
     def _closes(self, calls: Sequence[TaggedCall], at: int) -> int | None:
-        """Return the index behind the calls' closing tag, or None if it is not there."""
+        """Return the index after the tag that closes all tool calls, or None if the tag is not at `at`."""
         found = self._patterns.closes.match(self._text, at) if calls else None
         if found is None or (not found[0] and self._patterns.call.match(self._text, at) is not None):
             return None
         return found.end()
 
     def _last_end(self, at: int) -> int | None:
-        """Return the index of the last tag that could end an argument of these calls, before another call."""
+        """Return the index of the last tag that could end an argument of the parsed tool calls, or None.
+
+        Only tags before the next tool call are searched.
+        """
         behind = self._patterns.next_call.search(self._text, at)
         limit = len(self._text) if behind is None else behind.start()
         last = None
@@ -270,7 +278,7 @@ class _TagReader:
         return at
 
     def _read_call(self, at: int) -> tuple[TaggedCall, int] | None:
-        """Return the call at an index, and the index of its end."""
+        """Return the tool call at an index of the text and the index of its end, or None."""
         begun = self._patterns.call.match(self._text, at)
         if begun is None:
             return None
@@ -296,7 +304,10 @@ class _TagReader:
         return TaggedCall(name, tuple(arguments)), ends.end() if self._tags.call_ends else at
 
     def _value(self, start: int, missing: Collection[str]) -> tuple[int, int] | None:
-        """Return the end of an argument, and the end of its tag. `missing`: keys that may follow."""
+        """Return the index at which an argument ends and the index at which parsing goes on, or None.
+
+        `missing`: names of the arguments that may follow.
+        """
         within = 0
         inner = False
         for found in self._patterns.ends.finditer(self._text, start):
@@ -318,11 +329,15 @@ class _TagReader:
         return len(self._text[: last.start()].rstrip()), last.start()
 
     def _is_text(self, at: int) -> bool:
-        """Return whether a tag that could end the last argument comes too early to do so."""
+        """Return whether a tag that could end the last argument comes too early, and so is its text."""
         return at < self._least and self._patterns.all_ends.match(self._text, at) is not None
 
     def _unended(self, start: int, end: int, missing: Collection[str]) -> tuple[int, int] | None:
-        """Return the start of a known argument on its own line before `end`, unless it follows `end`, too."""
+        """Return the index of the next argument, twice, if this one's closing tag is missing, else None.
+
+        The next argument is one of `missing`, begins on its own line before `end`, and does not come again
+        after `end`.
+        """
         for found in self._patterns.next_argument.finditer(self._text, start, end) if missing else ():
             key = found["key"].strip()
             if key not in missing:

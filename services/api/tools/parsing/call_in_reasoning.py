@@ -1,4 +1,4 @@
-"""Possible tool calls within reasoning.
+"""Texts within a model's reasoning that may be tool calls.
 
 Pure.
 """
@@ -10,22 +10,23 @@ from typing import Final, Protocol
 from baton.api.tools.parsing.output_parts import AnswerParser, CompleteToolCall, OutputPart
 
 IN_REASONING_MAX: Final = 8
-"""Most marks of calls in reasoning that turn out to be text. Later ones are text without a try."""
+"""Most opening marks of tool calls in one answer's reasoning that may turn out to be text. Later ones are
+taken as text at once."""
 
 
 class CallParser(AnswerParser, Protocol):
-    """Parser of an answer that knows whether a string is open."""
+    """Interface of a parser of an answer that also tells whether a JSON string is open."""
 
     @property
     def in_string(self) -> bool:
-        """Whether a string of a call's JSON is open."""
+        """Whether a string in the JSON of a tool call is open."""
 
 
 @dataclass(slots=True)
 class CallInReasoning:
-    """A possible tool call within reasoning.
+    """A text within reasoning that may be a tool call.
 
-    It is a call if the answer ends behind it. It is part of the reasoning if the reasoning goes on.
+    It is a tool call if the answer ends after it. It is part of the reasoning if the reasoning goes on.
     """
 
     mark: str
@@ -33,7 +34,7 @@ class CallInReasoning:
     text: list[str] = field(default_factory=list)
     parts: list[OutputPart] = field(default_factory=list)
     failed: bool = False
-    """The text is no call, or something else follows it."""
+    """Whether the text is no tool call, or is followed by something else than a tool call."""
 
     def push(self, text: str) -> None:
         self.text.append(text)

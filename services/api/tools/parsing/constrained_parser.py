@@ -1,8 +1,8 @@
-"""Parser of a tool call that a grammar constrains, while it is being written.
+"""Parser of a tool call that a grammar constrains, while the model is writing it.
 
-Each character of such a call is certain: the tool as soon as its name is there, and then each character of
-the arguments, which are JSON. So the call can be streamed as it grows, and a closing mark may stand in a
-string.
+Each character of such a call is certain: the tool as soon as its name is complete, and then each character of
+the arguments, which are JSON. So the call can be streamed as it grows, and a string may contain a closing
+mark.
 
 Pure.
 """
@@ -13,32 +13,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
-    """Text of a constrained call around its name and its arguments."""
+    """Texts around the name and the arguments of a tool call that a grammar constrains."""
 
     mark: str
-    """Opening mark. Empty if the call begins with `before`."""
+    """Opening mark of the tool call. Empty if the call begins with the text `before`."""
     before: str
-    """Text between the mark and the name."""
+    """Text between the opening mark and the tool's name."""
     between: str
-    """Text between the name and the arguments."""
+    """Text between the tool's name and the arguments."""
     after: str
-    """Text behind the arguments, for formats without a closing mark."""
+    """Text after the arguments, for formats without a closing mark."""
 
     def parser(self, names: Collection[str]) -> "ConstrainedCallParser":
-        """Return the parser of a call to one of these tools."""
+        """Return the parser of a tool call to one of the tools with these names."""
         return ConstrainedCallParser(
             {f"{self.before}{name}{self.between}": name for name in names}, self.after
         )
 
 
 class ConstrainedCallParser:
-    """Parser of one call that is being written."""
+    """Parser of one constrained tool call that the model is writing."""
 
     def __init__(self, heads: Mapping[str, str], after: str) -> None:
-        """Start behind the opening mark.
+        """Start after the opening mark of the tool call.
 
         `heads`: names of tools, by the text before the arguments.
-        `after`: text behind the arguments.
+        `after`: text after the arguments.
         """
         self._heads = heads
         self._left = after
@@ -48,9 +48,9 @@ class ConstrainedCallParser:
         self._escaped = False
         self._whole = False
         self.name: str | None = None
-        """Name of the tool, once the arguments have begun."""
+        """Name of the called tool. None until its arguments begin."""
         self.has_failed = False
-        """Whether the text is no call in this layout."""
+        """Whether the text is no tool call in the expected layout."""
 
     @property
     def arguments_end(self) -> bool:
@@ -58,11 +58,14 @@ class ConstrainedCallParser:
 
     @property
     def ends(self) -> bool:
-        """Whether the call is complete but for its closing mark."""
+        """Whether the tool call is complete, except for its closing mark."""
         return self._whole and not self._left
 
     def take(self, text: str) -> tuple[int, str]:
-        """Take the next text. Returns the number of characters of the call, and more of its arguments."""
+        """Parse the next text of the tool call.
+
+        Returns the number of characters of the text that belong to the call, and the arguments among them.
+        """
         at = 0
         if not self._depth and not self._whole:
             at = self._take_head(text)
@@ -82,7 +85,7 @@ class ConstrainedCallParser:
         return stop, text[at:end]
 
     def _take_head(self, text: str) -> int:
-        """Return the number of characters that belong before the arguments."""
+        """Parse the text before the arguments. Return the number of characters that belong to it."""
         at = 0
         while self._head not in self._heads and at < len(text):
             self._head, at = self._head + text[at], at + 1

@@ -1,4 +1,4 @@
-"""Scanner of a growing JSON value for its strings, in which the marks of a tool call are text.
+"""Scanner that finds the strings in a growing JSON value. Marks of a tool call within them are plain text.
 
 Pure.
 """
@@ -13,7 +13,7 @@ BEHIND_STRINGS: Final = frozenset(",:}]")
 
 
 class JsonScanner:
-    """Scanner of one JSON value.
+    """Scanner that finds the strings in one JSON value.
 
     It skips the text before the value, and finds strings within brackets only.
     """
@@ -24,15 +24,15 @@ class JsonScanner:
         self._behind_string = False
         self.in_string = False
         self.broken = False
-        """The text is no JSON, so that nothing is known of its strings."""
+        """Whether the text is not JSON, so that its strings cannot be found."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the value has begun and has not ended."""
+        """Whether the JSON value has begun and has not ended."""
         return self.in_string or self._depth > 0
 
     def take_string(self, text: str) -> int:
-        """Return the number of characters that belong to the string in which the text begins."""
+        """Return how many characters at the start of `text` belong to the JSON string that is open."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -49,7 +49,10 @@ class JsonScanner:
         return len(text)
 
     def take_plain(self, text: str) -> int:
-        """Return the number of characters before the next string's content, or before what is no JSON."""
+        """Return how many characters of `text` come before the content of the next JSON string.
+
+        Stops before a character that cannot be JSON.
+        """
         for at, char in enumerate(text):
             if char in "{[":
                 self._depth += 1
@@ -72,7 +75,7 @@ class JsonScanner:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is a JSON value."""
+    """Return whether the text is a JSON value."""
     try:
         json.dumps(json.loads(text), allow_nan=False)
     except (ValueError, RecursionError):

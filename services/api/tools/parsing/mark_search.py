@@ -1,4 +1,4 @@
-"""Search for marks in a text, also for those that the end of the text cuts off.
+"""Search for marks (such as `<tool_call>`) in a text, also for marks that the end of the text cuts off.
 
 Pure.
 """
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def first_mark(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str | None]:
-    """Return the index of the first mark, and the mark. The longest one wins if several begin there.
+    """Return the index of the first mark in a text, and the mark: the longest one if several begin there.
 
-    Without a mark, returns the index from which on one may begin, and None.
-    `last`: the text is all of the answer, so that no mark is cut off.
+    If there is no mark, returns the index from which on one may be beginning, and None.
+    `last`: whether the text is all of the answer, so that no mark is cut off.
     """
     open_from = (
         len(text) if last else min((_partial_mark_at(text, mark) for mark in marks), default=len(text))
@@ -22,7 +22,10 @@ def first_mark(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str
 
 
 def _partial_mark_at(text: str, mark: str) -> int:
-    """Return the index of the longest end of `text` that is a proper beginning of `mark`."""
+    """Return the index at which the end of `text` may begin `mark`, or the length of `text`.
+
+    This is the index of the longest suffix of `text` that is a proper prefix of `mark`.
+    """
     at = max(0, len(text) - len(mark) + 1)
     while (at := text.find(mark[0], at)) >= 0:
         if mark.startswith(text[at:]):
@@ -32,6 +35,6 @@ def _partial_mark_at(text: str, mark: str) -> int:
 
 
 def cut_off_at(text: str, marks: Sequence[str]) -> int:
-    """Return the index at which the end of the text cuts off one of these marks, or the text's length."""
+    """Return the index of a mark that the end of the text cuts off, or the text's length if there is none."""
     beginnings = (length for mark in marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
     return len(text) - max(beginnings, default=0)

@@ -1,4 +1,4 @@
-"""A region of an answer that has begun.
+"""State of a region (reasoning, tool calls or content) that has begun in an answer.
 
 Pure.
 """
@@ -29,12 +29,12 @@ from baton.api.tools.parsing.output_parts import (
 )
 
 LAYOUT_MAX: Final = 256
-"""Most whitespace between a mark and its call."""
+"""Most characters of whitespace between an opening mark and its tool call."""
 
 
 @dataclass(slots=True)
 class OpenRegion:
-    """A region of an answer that has begun."""
+    """State of a region (reasoning, tool calls or content) that has begun in an answer and has not ended."""
 
     region: TextRegion
     kind: RegionKind
@@ -43,35 +43,35 @@ class OpenRegion:
     in_head: bool = False
     body: list[str] = field(default_factory=list)
     call: ConstrainedCallParser | None = None
-    """Parser of a call that a grammar constrains, while it is being written."""
+    """Parser of a tool call that a grammar constrains, while the model is writing it. Else None."""
     is_emitted: bool = field(default=False, init=False)
-    """The call was emitted, or its start was."""
+    """Whether the tool call, or its start, was already returned."""
     arguments: list[str] = field(default_factory=list)
-    """Pieces of the arguments of `call`."""
+    """Pieces of the arguments of the constrained tool call."""
     syntax: CallSyntax | None = None
-    """Syntax of the calls, once it is known."""
+    """Syntax of the region's tool calls. None until it is known."""
     json: JsonScanner | None = None
-    """Scanner of the body's strings. None if the body is no JSON."""
+    """Scanner of the JSON strings in the region's body. None if the body is not JSON."""
     could_end: bool = field(default=False, init=False)
-    """A closing mark was met, which may be part of an argument."""
+    """Whether a closing mark was found, which may be part of an argument of the tool call."""
     next_attempt: int = field(default=0, init=False)
-    """Size of the body, in characters, from which on it is parsed again."""
+    """Number of characters of the body from which on parsing its tool calls is tried again."""
     size: int = field(default=0, init=False)
-    """Characters of the body. Counted only if the syntax parses ahead."""
+    """Number of characters of the region's body. Counted only if the syntax parses ahead."""
 
     @property
     def header(self) -> str:
-        """The opening mark and the head."""
+        """Opening mark and head (message header) of the region."""
         return self.mark + "".join(self.head)
 
     @property
     def has_to_be_parsed_again(self) -> bool:
-        """Whether the answer's end shows that the body was taken for something else."""
+        """Whether the answer's end shows that the body was parsed wrongly, as by an unclosed JSON value."""
         is_cut_off = self.call is not None and not self.is_emitted
         return is_cut_off or (self.json is not None and self.json.is_open)
 
     def take(self, text: str) -> bool:
-        """Add text to the head, or to the body of calls. Returns False if it is content or reasoning."""
+        """Add text to the head, or to the body of tool calls. Return False if it is content or reasoning."""
         if self.in_head:
             self.head.append(text)
         elif self.kind is RegionKind.CALLS:
@@ -80,13 +80,13 @@ class OpenRegion:
         return self.in_head or self.kind is RegionKind.CALLS
 
     def clear_body(self) -> str:
-        """Remove the body and return it."""
+        """Empty the body of the region, and return its text."""
         body = "".join(self.body)
         self.body.clear()
         return body
 
     def call_named_by_head(self, schemas: ToolSchemas) -> ConstrainedCallParser | None:
-        """Return the parser of a call whose name stands in the head."""
+        """Return the parser of a constrained tool call whose tool is named in the region's head, or None."""
         try:
             (call,) = self.region.read(self.header, "{}", schemas)
         except MalformedToolCall:
@@ -96,9 +96,9 @@ class OpenRegion:
     def grow(
         self, call: ConstrainedCallParser, text: str, *, streams: bool
     ) -> tuple[int, Sequence[OutputPart]]:
-        """Take text of a constrained call. Returns the number of its characters, and the parts in it.
+        """Parse text of a constrained tool call. Return the number of its characters, and the parts in it.
 
-        `streams`: the call is returned as it grows, and not when it is complete.
+        `streams`: whether the tool call is returned as it grows, and not when it is complete.
         """
         parts: list[OutputPart] = []
         has_begun = call.name is not None
@@ -121,9 +121,10 @@ class OpenRegion:
         return taken, parts
 
     def parse_ahead(self, schemas: ToolSchemas, *, final: bool) -> tuple[str, ParsedCalls | None]:
-        """Parse the calls of a body that is no JSON. Returns the body and its calls, or None.
+        """Parse the tool calls in a body that is not JSON. Return the body, and its tool calls or None.
 
-        `final`: the calls have ended. A closing mark may be cut off then, and is no part of the body.
+        `final`: whether the tool calls have ended. If their closing mark is then cut off, it is left out of
+        the body.
         """
         text = "".join(self.body)
         parse = None if self.syntax is None else self.syntax.parse_ahead
@@ -140,9 +141,10 @@ class OpenRegion:
 def choose_syntax(
     region: TextRegion, text: str, schemas: ToolSchemas, *, last: bool
 ) -> CallSyntax | PrefixMatch:
-    """Return the syntax in which calls begin, NO if there is none, or PARTIAL if more text has to decide.
+    """Return the syntax in which the tool calls of a region begin.
 
-    `text`: text behind the opening mark. `last`: it is all of the answer.
+    Returns NO if no syntax fits, and PARTIAL if more text is needed to decide. `text`: text after the opening
+    mark. `last`: whether it is all of the answer.
     """
     started = text.lstrip()
     layout = len(text) - len(started)
@@ -159,9 +161,9 @@ def choose_syntax(
 
 
 def head_counts(markup: OutputMarkup, mark: str, text: str, *, last: bool) -> PrefixMatch:
-    """Return whether the mark at the beginning of a text counts.
+    """Return whether the mark at the beginning of a text counts as a mark.
 
-    The mark of a head needs a head behind it.
+    An opening mark before a head (a message header) counts only if a head follows it.
     """
     for region in markup.regions:
         if mark in region.opens and region.head_begins is not None:

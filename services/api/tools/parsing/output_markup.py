@@ -1,7 +1,7 @@
-"""Regions of a model's answer, and the marks between which they stand.
+"""Regions of a model's answer (reasoning, tool calls, content), and the marks around them.
 
-A mark is a text that a model writes around a part of its answer, such as `<tool_call>`. It is a special token
-of some tokenizers, and several tokens of others.
+A mark is a text that a model writes around a region of its answer, such as `<tool_call>`. It is one special
+token of some tokenizers, and several tokens of others.
 
 Pure.
 """
@@ -15,7 +15,7 @@ from baton.api.tools.parsing.output_parts import CompleteToolCall, MalformedTool
 
 
 class RegionKind(Enum):
-    """Kind of the text between two marks."""
+    """Kind of a region of an answer: reasoning, tool calls or content."""
 
     REASONING = "thought"
     CALLS = "calls"
@@ -23,23 +23,24 @@ class RegionKind(Enum):
 
 
 Read = Callable[[str, str, ToolSchemas], Sequence[CompleteToolCall]]
-"""Returns the calls of a head and a body, given the tools' schemas. Raises MalformedToolCall."""
+"""Function that returns the tool calls in a region's head and body, given the tools' schemas. Raises
+MalformedToolCall."""
 
 
 class ParsedCalls(NamedTuple):
-    """Calls at the beginning of a text, behind which it may go on."""
+    """Tool calls at the beginning of a text, which may go on after them."""
 
     calls: Sequence[CompleteToolCall]
     end: int
-    """Index of the text behind the calls."""
+    """Index of the first character after the tool calls."""
 
 
 class PrefixMatch(Enum):
-    """Whether a text begins as a call or a head does."""
+    """Result of a test whether a text begins as a tool call or a message header does."""
 
     NO = "no"
     PARTIAL = "perhaps"
-    """The text is too short to decide."""
+    """Result of the test if the text is too short to decide."""
     YES = "yes"
 
 
@@ -49,14 +50,14 @@ def _any_begins(_: str, __: ToolSchemas) -> PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """Syntax in which calls are written behind their mark."""
+    """Syntax in which tool calls are written after their opening mark."""
 
     begins: Callable[[str, ToolSchemas], PrefixMatch] = _any_begins
-    """Whether a text without leading whitespace begins in this syntax."""
+    """Function that tests whether a text, without leading whitespace, begins in this syntax of tool calls."""
     parse_ahead: Callable[[str, ToolSchemas, bool], ParsedCalls | None] | None = None
-    """Parser of calls that are no JSON, in a text that may hold marks which are arguments. Takes the text,
-    the tools' schemas, and whether the text is all of the answer. None for JSON, in whose strings marks
-    are text."""
+    """Parser of tool calls that are not JSON, whose arguments may contain marks. It takes the text, the
+    tools' schemas, and whether the text is all of the answer. None for JSON, in whose strings marks are plain
+    text."""
 
 
 JSON_SYNTAX = CallSyntax()
@@ -68,55 +69,59 @@ def _no_calls(_: str, body: str, __: ToolSchemas) -> Sequence[CompleteToolCall]:
 
 @dataclass(frozen=True, slots=True)
 class TextRegion:
-    """A part of an answer between marks, as a format describes it."""
+    """Description of a region in a format's answers: its kind, its marks and the parser of its tool calls."""
 
     kind: RegionKind
     opens: tuple[str, ...]
     closes: tuple[str, ...] = ()
-    """Marks that end the region and belong to it. Empty if the region lasts to the end of the answer."""
+    """Marks that end this region of an answer and belong to it. Empty if the region lasts to the end of the
+    answer."""
     until: tuple[str, ...] = ()
-    """Marks that end the region and belong to what follows."""
+    """Marks that end this region of an answer and belong to the text after it."""
     head: str = ""
-    """Mark that ends the head before the body. Empty if the region has no head."""
+    """Mark between the head of a region (a message header) and its body. Empty if the region has no head."""
     head_begins: Callable[[str, bool], PrefixMatch] | None = None
-    """Whether a text behind the opening mark begins as a head does. If not, the mark is text. Takes the text,
-    and whether it is all of the answer."""
+    """Function that tests whether the text after the opening mark begins as a head (a message header) does.
+    It takes the text, and whether it is all of the answer. If there is no head, the mark is plain text."""
     classify: Callable[[str], RegionKind] | None = None
-    """Kind of the region by its head, for formats in which the head decides."""
+    """Function that returns the kind of a region by its head, for formats in which the head decides. Else
+    None."""
     bare: bool = False
-    """The opening mark is part of the body, and counts only at the beginning of an answer."""
+    """Whether the opening mark is part of the region's body, and counts only at the beginning of an answer.
+    """
     in_body: bool = False
-    """The opening mark is part of the body, and counts everywhere."""
+    """Whether the opening mark is part of the region's body, and counts everywhere in an answer."""
     read: Read = _no_calls
     syntaxes: tuple[CallSyntax, ...] = (JSON_SYNTAX,)
 
 
 class Previous(Enum):
-    """Part of an answer directly before a mark, apart from whitespace."""
+    """Part of an answer that comes directly before a mark, apart from whitespace."""
 
     START = "start"
-    """The answer begins there."""
+    """Value for a mark at the beginning of an answer."""
     REASONING = "reasoning"
     CALL = "call"
     CONTENT = "content"
 
 
 class SectionMark(NamedTuple):
-    """A mark around all calls or around all content. It is dropped there, and is content elsewhere."""
+    """Mark around all tool calls or all content of an answer. It is dropped there, and content elsewhere."""
 
     text: str
     after: frozenset[Previous] = frozenset()
-    """Parts of an answer directly behind which the mark is dropped."""
+    """Parts of an answer directly after which the section mark is dropped."""
     before_calls: bool = False
-    """The mark is dropped directly before a call."""
+    """Whether the section mark is dropped directly before a tool call."""
     at_end: bool = False
-    """The mark is dropped at the end of an answer."""
+    """Whether the section mark is dropped at the end of an answer."""
     opens: str = ""
-    """The mark of the same section's beginning. Both are dropped if nothing stands between them."""
+    """Opening mark of the section that this mark closes, or "". Both are dropped if nothing is between them.
+    """
 
 
 def section_marks(opens: str, closes: str) -> tuple[SectionMark, ...]:
-    """Return the marks around a section of calls."""
+    """Return the opening and the closing mark around a section of tool calls."""
     return (
         SectionMark(opens, before_calls=True),
         SectionMark(closes, after=frozenset({Previous.CALL}), opens=opens),
@@ -125,22 +130,23 @@ def section_marks(opens: str, closes: str) -> tuple[SectionMark, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OutputMarkup:
-    """Marks of a model's reasoning and calls, by region."""
+    """Marks of a model's reasoning and tool calls, by region of the answer."""
 
     regions: tuple[TextRegion, ...] = ()
     sections: tuple[SectionMark, ...] = ()
     inner: tuple[str, ...] = ()
-    """Marks within bodies, which the parsers of the calls read."""
+    """Marks within the bodies of regions, such as between a name and its arguments. The parsers of tool calls
+    read them."""
 
     @property
     def of_calls(self) -> "OutputMarkup":
-        """The same markup without regions of reasoning and content."""
+        """The same markup with only the regions of tool calls."""
         calls = tuple(region for region in self.regions if region.kind is RegionKind.CALLS)
         return OutputMarkup(calls, self.sections, self.inner)
 
     @property
     def call_marks(self) -> tuple[str, ...]:
-        """Opening marks of calls, without those that count only at the beginning of an answer."""
+        """Opening marks of tool calls, without those that count only at the beginning of an answer."""
         return tuple(mark for region in self.of_calls.regions if not region.bare for mark in region.opens)
 
     @property
@@ -149,7 +155,7 @@ class OutputMarkup:
 
     @property
     def marks(self) -> frozenset[str]:
-        """All marks of the format."""
+        """All marks of the markup, of regions, of sections and within bodies."""
         return frozenset(
             mark
             for region in self.regions

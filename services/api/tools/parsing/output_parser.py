@@ -1,12 +1,13 @@
 """Parser that splits a model's text into content, reasoning and tool calls.
 
-A model writes all of them into one text, between marks of its own (`formats.output_formats`). The parser is a
-fold over that text: how it was cut into pieces changes nothing. A call is returned once it is complete and
-can be parsed, so that no part of it is ever wrong. A text that cannot be parsed as a call is content. A call
-that a grammar constrains may be returned as it grows. It can be cut off, but not malformed.
+A model writes all of them into one text, between marks of its own (`formats.output_formats`). The parts do
+not depend on how that text was cut into pieces. A tool call is returned once it is complete and can be
+parsed, so that no part of it is ever wrong. A text that cannot be parsed as a tool call is content. A tool
+call that a grammar constrains may be returned as it grows. It can be cut off, but not malformed.
 
-A mark counts only where it can stand. Reasoning stands at the beginning of an answer. A call begins behind
-its mark in a syntax of its format, and ends where its JSON ends or at the last mark that can end it. Pure.
+A mark counts only in positions where it makes sense. Reasoning comes at the beginning of an answer. A tool
+call begins after its mark in a syntax of its format. It ends where its JSON ends, or at the last mark that
+can end it. Pure.
 """
 
 from itertools import chain
@@ -36,12 +37,12 @@ from baton.api.tools.parsing.text_after_calls import NextCalls, parse_calls
 from baton.api.tools.parsing.unread_text import UnreadText
 
 READ_CHARS_MAX: Final = 2**19
-"""Most characters of one answer that are parsed as calls in vain. Behind them the next call's mark ends a
-call."""
+"""Most characters of one answer that are parsed as tool calls in vain. After them, a tool call ends at the
+opening mark of the next one."""
 
 
 class OutputParser:
-    """Parser of one answer by the marks of a format."""
+    """Parser that splits one answer into its parts, by the marks of the model's formats."""
 
     def __init__(
         self,
@@ -54,15 +55,15 @@ class OutputParser:
         constrained: bool = False,
         calls_alone: bool = False,
     ) -> None:
-        """Start an answer.
+        """Start to parse an answer.
 
         `markup`: marks of the model's formats.
         `schemas`: schemas of the tools that may be called.
-        `thinking`: the prompt has opened the reasoning already.
-        `layout`: layout of the calls that a grammar constrains. None if no grammar does.
-        `streams_calls`: constrained calls are returned as they grow.
-        `constrained`: a grammar constrains the content, so that content has no marks.
-        `calls_alone`: parsing ends behind the first content.
+        `thinking`: whether the prompt has already opened the reasoning.
+        `layout`: layout of the tool calls that a grammar constrains. None if no grammar does.
+        `streams_calls`: whether constrained tool calls are returned as they grow.
+        `constrained`: whether a grammar constrains the content, so that content has no marks.
+        `calls_alone`: whether parsing ends after the first content.
         """
         self._markup = markup
         self._layout = layout
@@ -90,7 +91,7 @@ class OutputParser:
 
     @property
     def in_string(self) -> bool:
-        """Whether a string of a call's JSON is open."""
+        """Whether a string in the JSON of a tool call is open."""
         return self._open is not None and self._open.json is not None and self._open.json.in_string
 
     @property
@@ -111,13 +112,13 @@ class OutputParser:
         return merge_parts(self._writer.take_parts())
 
     def _advance(self, *, last: bool) -> None:
-        """Parse all text that is there, a bounded piece at a time."""
+        """Parse all text that has arrived, a bounded piece at a time."""
         while not self._is_over and (self._text.head or self._text.lengthen()):
             if not self._step(last=last and self._text.is_short) and not self._text.lengthen():
                 break
 
     def _step(self, *, last: bool) -> bool:
-        """Take the next mark or the next text. Return False if more text is needed to know which it is."""
+        """Parse the next mark or the text before it. Return False if more text is needed to know the mark."""
         if self._open is None and self._opens_bare(last=last):
             return False
         now = self._open
@@ -133,11 +134,11 @@ class OutputParser:
             return True
         self._pass(self._text.take(start))
         if start and mark is not None:
-            return True  # behind this text other marks count
+            return True  # after this text other marks count
         return mark is not None and self._meet_or_pass(mark, last=last)
 
     def _opens_bare(self, *, last: bool) -> bool:
-        """Open a region whose first text is its mark. Returns True if more text has to decide."""
+        """Open a region whose mark is the answer's first text. Return True if more text has to decide."""
         if self._writer.begun:
             return False
         bare = [each for each in self._markup.regions if each.bare]
@@ -156,7 +157,7 @@ class OutputParser:
         return not last and any(mark.startswith(text) for region in bare for mark in region.opens)
 
     def _marks(self) -> tuple[str, ...]:
-        """Return the marks that count at the head of the text."""
+        """Return the marks that count at the current position in the answer."""
         now = self._open
         if now is not None and now.in_head:
             return (now.region.head,)
@@ -177,7 +178,7 @@ class OutputParser:
         return ends
 
     def _meet_or_pass(self, mark: str, *, last: bool) -> bool:
-        """Take a mark, or pass it on as text. Returns False if more text has to decide."""
+        """Treat the next mark as a mark or as text. Return False if more text is needed to decide."""
         now = self._open
         counts = PrefixMatch.YES
         if now is None or (now.kind is not RegionKind.CALLS and mark in now.region.until):
@@ -189,7 +190,7 @@ class OutputParser:
         return counts is not PrefixMatch.PARTIAL
 
     def _meet(self, mark: str) -> None:
-        """Take the mark at the head of the text."""
+        """Act on the mark at the beginning of the unparsed text: open or close a region, or end a head."""
         now = self._open
         if now is None:
             if self._writer.write_section_mark(mark):
@@ -238,7 +239,7 @@ class OutputParser:
         return layout.parser(self._schemas) if layout is not None and layout.mark == mark else None
 
     def _grow(self, now: OpenRegion, call: ConstrainedCallParser) -> None:
-        """Take text of a call that a grammar constrains."""
+        """Parse more text of a tool call that a grammar constrains."""
         taken, parts = now.grow(call, self._text.head, streams=self._streams_calls)
         self._text.take(taken)
         for part in parts:
@@ -255,14 +256,14 @@ class OutputParser:
             self._writer.end_call()
 
     def _parse_again(self, now: OpenRegion) -> None:
-        """Parse the body again: it is not as a grammar writes it, or its strings are unknown."""
+        """Put back the region's body: it does not fit the grammar's layout, or its JSON is broken."""
         self._text.prepend(now.clear_body())
         now.call = now.json = None
 
     def _choose_syntax(self, now: OpenRegion, *, last: bool) -> bool:
-        """Find the syntax of the calls behind a mark. If there is none, the mark is content.
+        """Choose the syntax of the tool calls after their opening mark. If none fits, the mark is content.
 
-        Returns False if more text has to decide.
+        Returns False if more text is needed to decide.
         """
         chosen = choose_syntax(now.region, self._text.head, self._schemas, last=last)
         if chosen is PrefixMatch.NO:
@@ -276,9 +277,9 @@ class OutputParser:
         return chosen is not PrefixMatch.PARTIAL
 
     def _take_json(self, now: OpenRegion, json: JsonScanner, start: int) -> bool:
-        """Follow the JSON up to `start`, where a mark may begin.
+        """Scan the JSON of a tool call up to index `start` of the text, where a mark may begin.
 
-        Returns False if a string, or what is no JSON, begins before.
+        Returns False if a string, or text that is not JSON, begins before `start`.
         """
         if json.in_string:
             now.body.append(self._text.take(json.take_string(self._text.head)))
@@ -291,7 +292,7 @@ class OutputParser:
         return not json.broken and not json.in_string
 
     def _meet_in_call(self, now: OpenRegion, mark: str) -> None:
-        """Take a mark in a call that is no JSON. It ends the call, opens another one, or is an argument."""
+        """Act on a mark in a tool call that is not JSON: it ends the call, opens another, or is text."""
         if now.could_end and mark in self._call_marks:
             if self._chars_left <= 0:
                 self._parse_ahead(now, final=True)
@@ -304,9 +305,10 @@ class OutputParser:
         self._pass(self._text.take(len(mark)))
 
     def _parse_ahead(self, now: OpenRegion, *, final: bool) -> bool:
-        """Parse the calls of a body. Returns False if they may not have ended yet.
+        """Parse the tool calls in a region's body. Return False if they may not have ended yet.
 
-        `final`: they have ended. A body without a call is content, up to its first closing mark.
+        `final`: whether they have ended. A body without a tool call is then content, up to its first closing
+        mark.
         """
         text, found = now.parse_ahead(self._schemas, final=final)
         if found is None and not final:
@@ -325,7 +327,7 @@ class OutputParser:
         return True
 
     def _advance_inner(self, now: OpenRegion, inner: CallInReasoning, *, last: bool) -> bool:
-        """Take text of a possible call within reasoning. Returns False if more text is needed."""
+        """Parse more text of a possible tool call within reasoning. Return False if more text is needed."""
         start, mark = first_mark(self._text.head, now.region.closes, last=last)
         inner.push(self._text.take(start))
         if mark is not None and not inner.failed and inner.parser.in_string:
@@ -337,14 +339,14 @@ class OutputParser:
         return True
 
     def _resume(self, inner: CallInReasoning) -> None:
-        """Continue the reasoning: what looked like a call is part of it."""
+        """Continue the reasoning, because the possible tool call in it turned out to be text."""
         self._inner = None
         self._not_calls += 1
         self._writer.write_reasoning(inner.mark)
         self._text.prepend("".join(inner.text)[len(inner.mark) :])
 
     def _finish(self, now: OpenRegion) -> None:
-        """End the open region at the end of the answer. Its text may have to be parsed again."""
+        """Close the open region at the end of the answer. Its text may have to be parsed again."""
         inner = self._inner
         if inner is not None:
             inner.flush()
@@ -363,7 +365,7 @@ class OutputParser:
             self._close("")
 
     def _pass(self, text: str) -> None:
-        """Take text that is no mark."""
+        """Add text without a mark to the open region, or write it as reasoning or content."""
         now = self._open
         if not text or (now is not None and now.take(text)):
             return

@@ -12,60 +12,60 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 
 class ContentDelta(NamedTuple):
-    """More content."""
+    """Next piece of an answer's content."""
 
     text: str
 
 
 class ReasoningDelta(NamedTuple):
-    """More reasoning."""
+    """Next piece of an answer's reasoning."""
 
     text: str
 
 
 class CompleteToolCall(NamedTuple):
-    """A tool call that is complete."""
+    """A whole tool call of an answer."""
 
     name: str
     arguments: str
-    """A JSON object."""
+    """Arguments of the tool call, as the text of a JSON object."""
 
 
 class ToolCallStart(NamedTuple):
-    """A tool call whose arguments follow."""
+    """Start of a tool call in an answer. Its arguments follow as ToolCallDelta."""
 
     name: str
 
 
 class ToolCallDelta(NamedTuple):
-    """More arguments of the tool call that was started last."""
+    """Next piece of the arguments of the tool call that was started last."""
 
     arguments: str
-    """The next characters of a JSON object."""
+    """Next characters of the arguments, which together are the text of a JSON object."""
 
 
 OutputPart = ContentDelta | ReasoningDelta | CompleteToolCall | ToolCallStart | ToolCallDelta
 
 
 class MalformedToolCall(ValueError):
-    """A text between the marks of a tool call is no call."""
+    """Error: a text between the marks of a tool call cannot be parsed as a tool call."""
 
 
 class AnswerParser(Protocol):
-    """Parser of one answer."""
+    """Interface of a parser that splits one answer into content, reasoning and tool calls."""
 
     malformed_calls: int
-    """Calls that could not be parsed, and are content."""
+    """Number of tool calls that could not be parsed, and became content."""
 
     @property
     def thinking(self) -> bool:
         """Whether the text that comes next is reasoning, as far as it is known."""
 
     def push(self, text: str) -> list[OutputPart]:
-        """Return the parts that are certain with the next piece of the text."""
+        """Take the next piece of the answer's text, and return the parts that are certain now."""
 
     def flush(self) -> list[OutputPart]:
-        """Return the parts that were held back. The answer ends."""
+        """End the answer, and return the parts that were held back."""
 
 
 _MERGED: Final[Mapping[type[OutputPart], Callable[[str], OutputPart]]] = {
@@ -76,7 +76,7 @@ _MERGED: Final[Mapping[type[OutputPart], Callable[[str], OutputPart]]] = {
 
 
 def merge_parts(parts: list[OutputPart]) -> list[OutputPart]:
-    """Return the parts with neighbours of one kind as one part."""
+    """Return the parts of an answer with neighbours of one type joined into one part."""
     merged: list[OutputPart] = []
     for kind, alike in groupby(parts, type):
         if (made := _MERGED.get(kind)) is not None:

@@ -1,7 +1,7 @@
-"""Writer of an answer's parts, which decides on the whitespace and the section marks between them.
+"""Writer of an answer's parts, which drops whitespace and section marks between content, reasoning and calls.
 
-Whitespace around reasoning and calls is layout. It belongs to no part, but for a line on which content and a
-call stand together.
+Whitespace around reasoning and tool calls is formatting, and belongs to no part. It is content only if
+content and a tool call are on the same line.
 
 Pure.
 """
@@ -15,35 +15,36 @@ from baton.api.tools.parsing.output_parts import ContentDelta, OutputPart, Reaso
 NO_GAP: Final = ""
 QUOTES: Final = ("`", '"', "'", "(", "“", "‘")
 GAP_MAX: Final = 256
-"""Most characters of section marks and whitespace between content and a call."""
+"""Most characters of section marks and whitespace that are held back between content and a tool call."""
 
 
 class PartWriter:
-    """Writer of one answer's parts. How the text was cut into pieces changes nothing."""
+    """Writer of one answer's parts. The parts do not depend on how the text was cut into pieces."""
 
     def __init__(self, sections: Sequence[SectionMark], *, calls_come: bool) -> None:
-        """Start an answer.
+        """Start to write an answer.
 
         `sections`: section marks of the model's format.
-        `calls_come`: the answer may have calls, so that whitespace before them may be layout.
+        `calls_come`: whether the answer may have tool calls, so that whitespace before them may be
+        formatting.
         """
         self._sections = {section.text: section for section in sections}
         self._calls_come = calls_come
         self._parts: list[OutputPart] = []
         self._gap = NO_GAP
-        """Whitespace and section marks that are held back. They are content if content follows."""
+        """Whitespace and section marks that are held back. They become content if content follows."""
         self._gap_has_marks = False
         self._fresh = False
-        """Whether whitespace that comes next is layout."""
+        """Whether whitespace that comes next is formatting, and is dropped."""
         self._seam = False
-        """Whether another part stands between the last content and the next."""
+        """Whether reasoning or a tool call came after the last content."""
         self._last = ""
-        """Last character of the content so far."""
+        """Last character of the content written so far."""
         self.previous = Previous.START
         self.begun = False
-        """Whether content or a call was written."""
+        """Whether content or a tool call was written, so that no region without an opening mark may begin."""
         self.reasoned = False
-        """Whether reasoning has ended, or can no longer begin."""
+        """Whether reasoning has ended, or can no longer begin in this answer."""
         self.has_content = False
 
     @property
@@ -52,17 +53,17 @@ class PartWriter:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether only layout stands behind the beginning of reasoning, its end or a call."""
+        """Whether only whitespace followed the beginning or the end of reasoning, or a tool call."""
         return self._fresh
 
     @property
     def is_in_sentence(self) -> bool:
-        """Whether a word that comes next belongs to the line of content before it, or stands in quotes."""
+        """Whether a word that comes next continues a line of content, or is quoted in it."""
         is_word = bool(self._gap) and "\n" not in self._gap
         return self.previous is Previous.CONTENT and (is_word or self._last in QUOTES)
 
     def take_parts(self) -> list[OutputPart]:
-        """Return the parts since the last call of this method."""
+        """Return the parts of the answer that were written since the last call of this method."""
         parts, self._parts = self._parts, []
         return parts
 
@@ -73,9 +74,9 @@ class PartWriter:
         self._write(text, ReasoningDelta)
 
     def write_calls(self, *calls: OutputPart) -> None:
-        """Write calls, or the beginning of one.
+        """Write whole tool calls, or the start of one.
 
-        Whitespace on the line of content and a call is content. Blank lines are layout.
+        Whitespace between content and a tool call on one line is content. Blank lines are formatting.
         """
         self._drop_marks(lambda section: section.before_calls)
         if self._gap_has_marks:
@@ -93,7 +94,7 @@ class PartWriter:
         self._parts.append(part)
 
     def begin_bare(self) -> None:
-        """Begin a region whose mark is part of its body. Only layout stands before it."""
+        """Begin a region whose opening mark is part of its body. Whitespace before it is dropped."""
         self.begun, self._gap = True, NO_GAP
 
     def begin_reasoning(self) -> None:
@@ -107,11 +108,11 @@ class PartWriter:
         self.previous = Previous.REASONING
 
     def end_call(self) -> None:
-        """End a call. Another one may follow that has no mark of its own."""
+        """End a tool call. Another one without an opening mark may follow."""
         self.begun = False
 
     def write_section_mark(self, mark: str) -> bool:
-        """Drop a section mark, hold it back, or write it as content. Returns False for any other mark."""
+        """Drop a section mark, hold it back, or write it as content. Return False for any other mark."""
         section = self._sections.get(mark)
         if section is None:
             return False
@@ -127,7 +128,7 @@ class PartWriter:
         return True
 
     def finish(self) -> None:
-        """End the answer. Write what was held back."""
+        """End the answer. Write the text that was held back, as far as it is content."""
         self._drop_marks(lambda section: section.at_end)
         if self._gap_has_marks:
             self._write_gap()
@@ -136,7 +137,7 @@ class PartWriter:
         self._gap = NO_GAP
 
     def _drop_marks(self, is_dropped: Callable[[SectionMark], bool]) -> None:
-        """Take section marks out of the gap."""
+        """Remove section marks for which `is_dropped` returns True from the text that is held back."""
         if not self._gap_has_marks:
             return
         for text, section in self._sections.items():
@@ -145,13 +146,13 @@ class PartWriter:
         self._gap_has_marks = bool(self._gap.strip())
 
     def _write_gap(self) -> None:
-        """Write section marks that were held back as content."""
+        """Write section marks and whitespace that were held back as content."""
         gap, self._gap, self._gap_has_marks = self._gap, NO_GAP, False
         self._fresh = False
         self.write_content(gap)
 
     def _write(self, text: str, part: type[ContentDelta] | type[ReasoningDelta]) -> None:
-        """Write text without the layout before it. Whitespace at its end is held back until text follows."""
+        """Write text without formatting before it. Whitespace at its end is held back until text follows."""
         if self._gap_has_marks:
             if not text.strip() and len(self._gap) + len(text) <= GAP_MAX:
                 self._gap += text

@@ -1,7 +1,8 @@
 """Parser of answers by the response template that comes with a model.
 
-`response_template` is transformers' format, described in its documentation. The library parses by it. It gets
-one character at a time, so that how a text was cut changes nothing. What it cannot parse is content.
+`response_template` is a format of transformers, described in its documentation. The transformers library
+parses an answer by it. The library gets one character at a time, so that the result does not depend on how
+the text was cut into pieces. Text that it cannot parse is content.
 """
 
 import json
@@ -26,21 +27,24 @@ FILE_BYTES_MAX: Final = 2**20
 
 
 ResponseTemplate = Any
-"""The library's template. Its class is imported where it is used."""
+"""Response template as the transformers library loads it. Its class is imported only where it is used."""
 
 
 def read_template(template: Any, source: str) -> ResponseTemplate:
-    """Return a model's template. Raises StartupError, which names `source`, if it is none."""
+    """Return a model's response template as the transformers library loads it.
+
+    `source`: name of the file or setting, for errors. Raises StartupError if it is not a response template.
+    """
     from transformers.utils.chat_parsing.response_templates import load_response_template
 
     try:
         return load_response_template(template)
-    except Exception as error:  # whatever the library makes of it
+    except Exception as error:  # any error of the library
         raise StartupError(f"{source}: no response template: {describe_error(error)}") from error
 
 
 def template_file(path: Path) -> ResponseTemplate:
-    """Return the template in a JSON file. Raises StartupError."""
+    """Return the response template in a JSON file. Raises StartupError if the file does not contain one."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise StartupError(f"{path}: no response template: it has more than {FILE_BYTES_MAX} bytes")
@@ -59,17 +63,18 @@ class TemplateParser:
         end_of_prompt: str,
         tools: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Start an answer.
+        """Start to parse an answer.
 
-        `end_of_prompt`: text in which the answer may have begun.
-        `tools`: tools that may be called, as a chat template takes them. Without any, calls are content.
+        `end_of_prompt`: text at the end of the prompt, in which the answer may have begun.
+        `tools`: tools that may be called, in the form that chat templates take. Without any, tool calls are
+        content.
         """
         self._template = template
         self._tools = [dict(tool) for tool in tools]
         begun = template.start_anchor_re.search(end_of_prompt) is not None
         self._parser = self._new(end_of_prompt if begun else "")
         self._raw = ""
-        """Text of which no part was returned yet."""
+        """Text of the answer that is not in any of the parts returned so far."""
         self._field: str | None = None
         self._fresh = False
         self.malformed_calls = 0
@@ -103,7 +108,7 @@ class TemplateParser:
         return merge_parts(parts)
 
     def _give_up(self, parts: list[OutputPart]) -> None:
-        """Write the text so far as content, and parse on behind it."""
+        """Return the text that is not parsed yet as content, and start a new parser for the text after it."""
         self.malformed_calls += 1
         parts.append(ContentDelta(self._raw))
         self._raw, self._field = "", None
@@ -130,7 +135,7 @@ class TemplateParser:
                 case "region_close":
                     if name == CALLS:
                         self._call(event["value"], parts)
-                    if name != self._template.implicit:  # that ends where a mark stands, which is another's
+                    if name != self._template.implicit:  # an implicit field ends at the next field's mark
                         self._raw = ""
                     self._field = None
                     self._fresh = self._fresh or name == CALLS or name in REASONING_FIELDS
@@ -138,7 +143,7 @@ class TemplateParser:
     def _write(
         self, text: str, parts: list[OutputPart], part: type[ContentDelta] | type[ReasoningDelta]
     ) -> None:
-        """Write text. Whitespace behind a mark is layout."""
+        """Add a piece of text to the parts. Whitespace directly after a mark is formatting: it is dropped."""
         text = text.lstrip() if self._fresh else text
         if text:
             self._fresh = False

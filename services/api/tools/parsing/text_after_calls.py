@@ -1,4 +1,4 @@
-"""Text behind calls in JSON.
+"""Parsing of JSON tool calls that are followed by text, such as another call or a cut-off closing mark.
 
 Pure.
 """
@@ -13,21 +13,24 @@ from baton.api.tools.parsing.output_markup import TextRegion
 from baton.api.tools.parsing.output_parts import CompleteToolCall, ToolSchemas
 
 JSON_GOES_ON: Final = ('"', ",", ":", "]", "}")
-"""Characters behind a JSON value which show that the JSON is broken, and not followed by text."""
+"""Characters after a JSON value which show that the JSON is broken, and not followed by other text."""
 REPARSED_CHARS_MAX: Final = 2**14
-"""Most characters of one answer that are parsed again behind a call without its closing mark."""
+"""Most characters of one answer that are parsed again after a tool call without its closing mark."""
 
 
 @dataclass(slots=True)
 class NextCalls:
-    """Calls behind a call that has no closing mark, and the budget for parsing them."""
+    """Opening marks of tool calls that may follow a call without a closing mark, and a budget for parsing."""
 
     marks: tuple[str, ...]
     """Opening marks of calls."""
     chars_left: int = REPARSED_CHARS_MAX
 
     def reparse(self, rest: str, end: str) -> str:
-        """Return the text behind a call that is to be parsed again. `end`: closing mark of the body."""
+        """Return the text after a tool call that is to be parsed again, and charge it to the budget.
+
+        `end`: closing mark after the text, which is put back if the text has another call.
+        """
         if not any(mark in rest for mark in self.marks):
             return rest
         self.chars_left -= len(rest)
@@ -35,20 +38,20 @@ class NextCalls:
 
 
 class CallsAndRest(NamedTuple):
-    """Calls at the beginning of a body."""
+    """Tool calls at the beginning of a region's body, and the text after them."""
 
     calls: Sequence[CompleteToolCall]
     rest: str
-    """Text behind the calls."""
+    """Text after the tool calls."""
 
 
 def parse_calls(
     region: TextRegion, head: str, body: str, schemas: ToolSchemas, next_calls: NextCalls
 ) -> CallsAndRest:
-    """Parse the calls of a region.
+    """Return the tool calls in a region's body, and the text after them.
 
-    Another call or a cut-off closing mark may follow them. If the format has no closing mark, any text may.
-    Raises MalformedToolCall.
+    Another call or a cut-off closing mark may follow them. If the format has no closing mark, any text may
+    follow. Raises MalformedToolCall.
     """
     try:
         return CallsAndRest(region.read(head, body, schemas), "")

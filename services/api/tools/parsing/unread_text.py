@@ -1,4 +1,4 @@
-"""Buffer of text that was not parsed yet, which bounds how much of it is searched at once.
+"""Buffer of text that was not parsed yet. It bounds how much text is searched at once.
 
 Pure.
 """
@@ -6,36 +6,37 @@ Pure.
 from typing import Final
 
 PIECE_CHARS: Final = 4096
-"""Characters that are added to the head at once. The head is not much longer than that."""
+"""Number of characters that are added to the searched text (`head`) at once. It is not much longer than that.
+"""
 
 
 class UnreadText:
-    """Text that was not parsed yet, as a head and the pieces behind it.
+    """Text that was not parsed yet: a short head that is searched, and the pieces after it.
 
-    A text with many marks is searched once for each of them. As the head is short, the time that this takes
+    A text with many marks is searched once for each of them. Because only the head is searched, the time
     grows with the length of the text, and not with its square.
     """
 
     def __init__(self) -> None:
         self.head = ""
-        """Text that may be parsed now."""
+        """First part of the unparsed text, in which marks are searched."""
         self._pieces: list[str] = []
-        """Pieces behind the head, the next one last."""
+        """Pieces of text after the head, in reverse order: the next piece is the last element."""
 
     @property
     def is_short(self) -> bool:
-        """Whether the head is all of the text."""
+        """Whether the head is all of the unparsed text."""
         return not self._pieces
 
     def append(self, text: str) -> None:
-        """Add text at the end."""
+        """Add text at the end of the unparsed text."""
         if self._pieces or len(self.head) + len(text) > PIECE_CHARS:
             self._pieces[:0] = _pieces(text)
         else:
             self.head += text
 
     def prepend(self, text: str) -> None:
-        """Put text back at the beginning."""
+        """Put text back at the beginning of the unparsed text."""
         text += self.head
         self.head = text[:PIECE_CHARS]
         self._pieces += _pieces(text[PIECE_CHARS:])
@@ -46,7 +47,7 @@ class UnreadText:
         return taken
 
     def lengthen(self) -> bool:
-        """Move the next piece to the head. Return False if there is none."""
+        """Move the next piece of text to the head. Return False if there is no other piece."""
         if self.is_short:
             return False
         self.head += self._pieces.pop()
@@ -54,5 +55,5 @@ class UnreadText:
 
 
 def _pieces(text: str) -> list[str]:
-    """Return the text in pieces, the last one first."""
+    """Return the text cut into pieces of PIECE_CHARS characters, in reverse order."""
     return [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)][::-1]
