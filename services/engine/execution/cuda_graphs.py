@@ -37,15 +37,18 @@ log = Log(__name__)
 Replay = Callable[[], object]
 
 PAGES_MIN: Final = 8
-"""Pages a row in the narrowest shape."""
+"""Number of pages that each row has in the smallest batch shapes."""
 TOKENS_MAX: Final = 2**16
-"""Tokens of the largest shapes, padding included. One layer's keys and values of as many are allocated."""
+"""Most tokens in the pages of a batch shape, padding included.
+
+One layer's keys and values of that many tokens are allocated.
+"""
 WARM_UPS: Final = 3
-"""Runs before a capture, in which libraries choose kernels and allocate memory."""
+"""Number of runs before a capture, in which libraries choose kernels and allocate memory."""
 
 
 class Recorder(Protocol):
-    """Records work so that it can be repeated."""
+    """Records a sequence of GPU calls, so that it can be repeated with other inputs."""
 
     def record(self, work: Callable[[], object]) -> Replay:
         """Run `work` and return a function that repeats it on the current contents of its tensors.
@@ -56,7 +59,8 @@ class Recorder(Protocol):
 
 
 class CudaGraphRecorder:
-    """Records CUDA graphs that share one memory pool. Only one of them is replayed at a time."""
+    """Recorder that captures CUDA graphs, which share one memory pool. Only one of them is replayed at a
+    time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -82,20 +86,22 @@ class CudaGraphRecorder:
 
 
 class ReplayDiffers(RuntimeError):
-    """A replay gave other logits than the same step computed call by call."""
+    """A replayed CUDA graph gave other logits than the same step computed call by call."""
 
 
 class BatchShape(NamedTuple):
-    """Size of a recorded step."""
+    """Size of a recorded decode step: number of rows, and number of pages in each row."""
 
     rows: int
     pages: int
-    """Pages of each row."""
+    """Number of pages in each row's page table."""
 
 
 class GraphRunner(StatelessRunner):
-    """Replays steps of up to `rows_max` rows of one token each, and lets the runner `calls` compute all other
-    steps."""
+    """Runner that replays recorded steps of up to `rows_max` rows of one token each.
+
+    All other steps are computed by the runner `calls`.
+    """
 
     def __init__(
         self,
@@ -106,8 +112,11 @@ class GraphRunner(StatelessRunner):
         context_length: int,
         vocab_size: int,
     ) -> None:
-        """`calls`: computes steps call by call. `rows_max`: rows of the largest recorded step.
-        `context_length`: most tokens of a row."""
+        """Choose the batch shapes to record. Nothing is recorded yet.
+
+        `calls`: computes steps call by call. `rows_max`: rows of the largest recorded step. `context_length`:
+        most tokens of a row.
+        """
         self._calls = calls
         self._cache = cache = calls.cache
         self._recorder = recorder
@@ -122,7 +131,7 @@ class GraphRunner(StatelessRunner):
             if rows * pages * cache.group.page_tokens <= TOKENS_MAX
         ]
         self.shapes = sorted(shapes, key=lambda shape: shape.rows * shape.pages)
-        """Shapes to be recorded, the smallest first."""
+        """Batch shapes that are to be recorded, the smallest first."""
         self._recorded: dict[BatchShape, Replay] = {}
         device = cache.tensor.device
         numbers = max(map(_input_numbers, shapes), default=0)
@@ -132,11 +141,14 @@ class GraphRunner(StatelessRunner):
 
     @property
     def recorded(self) -> frozenset[BatchShape]:
-        """Batch shapes for which a replay exists."""
+        """Batch shapes for which a recorded step can be replayed."""
         return frozenset(self._recorded)
 
     def record(self) -> None:
-        """Record every shape, and verify each. Overwrites the cache: call it before any page is in use."""
+        """Record a step of every batch shape, and verify each replay.
+
+        Overwrites the KV cache: call it before any page is in use.
+        """
         with torch.inference_mode():
             self._cache.tensor.normal_()
             for shape in self.shapes:
@@ -154,7 +166,8 @@ class GraphRunner(StatelessRunner):
         log.info("decode steps recorded", shapes=len(self._recorded), of=len(self.shapes))
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """Return logits as `Runner.logits` does. The next step overwrites the result of a replay."""
+        """Return the logits of a step as `Runner.logits` does. If it is a replay, the next step overwrites
+        them."""
         single = split_drafts(rows)
         replayed = self.replay(single)
         if replayed is not None:
@@ -163,7 +176,7 @@ class GraphRunner(StatelessRunner):
         return self._calls.compute(make_plan(single, cache, cache.tensor.device, self._calls.kernel))
 
     def replay(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """Return the logits of a replay, or None without any effect if no recorded shape fits `rows`.
+        """Return the logits of a replayed step, or None without any effect if no recorded shape fits `rows`.
 
         `rows`: rows without draft tokens.
         """
@@ -211,10 +224,9 @@ class GraphRunner(StatelessRunner):
         return replay
 
     def _verify(self, shape: BatchShape, rows: abc.Sequence[Row], replay: Replay) -> None:
-        """Compare a replay with the same step computed call by call, on other rows than `rows`, which were
-        recorded.
+        """Compare a replay for the test rows `rows` with the same step computed call by call.
 
-        Raises ReplayDiffers.
+        The step was recorded with other rows. Raises ReplayDiffers.
         """
         size = self._cache.group.page_tokens
         pages = [row.pages[row.start // size] for row in rows]
@@ -241,10 +253,10 @@ class GraphRunner(StatelessRunner):
         return logits
 
     def _rehearsal(self, shape: BatchShape, turn: int) -> list[Row]:
-        """Return test rows of `shape`, as long as the cache has pages for, each a little shorter than the one
-        before.
+        """Return test rows of `shape`, or as many as the cache has pages for.
 
-        Each number `turn` gives other tokens, positions and pages.
+        Each row is a little shorter than the one before. Another number `turn` gives other tokens, positions
+        and pages.
         """
         kv = self._cache.group
         count = min(shape.rows, self._cache.pages)
@@ -262,7 +274,7 @@ class GraphRunner(StatelessRunner):
 
 
 def sizes(first: int, last: int) -> list[int]:
-    """Return `first` and its doublings below `last`, and `last`."""
+    """Return `first`, its doublings below `last`, and `last`."""
     found = []
     while first < last:
         found.append(first)
@@ -271,8 +283,10 @@ def sizes(first: int, last: int) -> list[int]:
 
 
 def _input_numbers(shape: BatchShape) -> int:
-    """Return how many numbers a step's input has: token, position, page to write to, and page table of each
-    row."""
+    """Return the count of input numbers of a recorded step.
+
+    Each row has a token, its position, the page to write to, and a page table.
+    """
     return shape.rows * (3 + shape.pages)
 
 

@@ -1,4 +1,4 @@
-"""Computation of the library's definition in float32, as a reference for faster executions.
+"""Computation of the transformers library's definition in float32, as a reference for faster executions.
 
 In bfloat16, rounding changes the results of a definition as much as a small fault would. So it computes in
 float32 over the exact values of its weights, some rows of a weight at a time. No weight is in memory in
@@ -20,8 +20,8 @@ from baton.engine.quantization.quantized_weight import ROWS_A_TIME, QuantizedWei
 def exactly(module: Any, codes: Mapping[nn.Linear, QuantizedWeight]) -> Iterator[None]:
     """Make the definition `module` compute in float32 within the context.
 
-    All weights of `module` must be those of linear layers, or vectors. `codes`: quantized weights of linear
-    layers that have no plain ones.
+    All weights of `module` must be those of linear layers, or vectors. `codes`: quantized weights, for linear
+    layers without plain weights.
     """
     table = module.get_input_embeddings()
     linears = [each for each in module.modules() if isinstance(each, nn.Linear)]

@@ -1,7 +1,7 @@
-"""The `Execution` protocol: a loaded model in one form of computation.
+"""The `Execution` protocol: a loaded model with one method of computing its steps.
 
-An execution owns its weights. It makes a runner for each KV cache that is computed over: two where a process
-serves both sides.
+An execution owns the model's weights. It makes a runner for each KV cache. There are two caches if one
+process serves both prefill and decode.
 """
 
 from typing import Protocol
@@ -13,7 +13,7 @@ from baton.inference.runner import Runner
 
 
 class Execution(Protocol):
-    """A loaded model in one form of computation. Owns its weights."""
+    """A loaded model with one method of computing its steps. It owns the model's weights."""
 
     @property
     def kind(self) -> ExecutionKind: ...
@@ -23,4 +23,7 @@ class Execution(Protocol):
         """Bytes of weights that every step reads, whatever its rows are."""
 
     def runner(self, cache: PagedKvCache, kernel: PagedKernel | None = None) -> Runner:
-        """Return a runner over `cache`. `kernel`: attends to keys and values in their pages, on a GPU."""
+        """Return a runner that computes steps over `cache`.
+
+        `kernel`: on a GPU, attends to keys and values in their pages, if there is one.
+        """

@@ -1,16 +1,16 @@
-"""The kinds of execution: how the steps of a model are computed."""
+"""Kinds of execution: the methods by which the steps of a model are computed."""
 
 from enum import StrEnum
 
 
 class ExecutionKind(StrEnum):
-    """Ways to compute the steps of a model."""
+    """Method by which the steps of a model are computed."""
 
     LIBRARY = "library"
-    """The model library's definition with our attention, all rows together."""
+    """The transformers library's definition with our paged attention, all rows together."""
     ROW_BY_ROW = "row by row"
-    """The model library's definition with its own attention, one row after the other."""
+    """The transformers library's definition with its own attention, one row after the other."""
     FUSED = "fused"
-    """Our decoder, in few calls."""
+    """Our own decoder, which fuses operations of a layer into few calls."""
     COMPILED = "compiled"
-    """One call of the compiled step, on a CPU."""
+    """A compiled C function that computes a whole step in one call, on a CPU."""

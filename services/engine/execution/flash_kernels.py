@@ -1,7 +1,7 @@
 """FlashAttention kernels that read keys and values in their pages, on a GPU.
 
-They are called by torch's interface, if the package for this GPU is installed. They are used if they agree
-with attention that fetches keys and values from the pages first.
+They are called by torch's interface, if the package for this GPU is installed. They are used if their results
+agree with attention that copies keys and values out of the pages first.
 """
 
 import inspect
@@ -30,21 +30,25 @@ log = Log(__name__)
 
 FETCHED: Final = "keys and values are fetched from their pages"
 KERNELS: Final = {9: "FA3", 10: "FA4"}
-"""torch's name of the kernels that read pages, by major compute capability."""
+"""Torch's name of the FlashAttention kernels that read pages, by the GPU's major compute capability."""
 EVERYTHING: Final = (-1, -1)
 NOTHING_LATER: Final = (-1, 0)
 TOLERANCE: Final = 0.03
-"""Largest accepted relative difference of a token's attention result. Both computations round to bfloat16."""
+"""Largest relative difference of a token's attention result that is accepted in the check of a kernel.
+
+Both computations round to bfloat16.
+"""
 LONG: Final = 4096
-"""Tokens of the longest sequences in the check."""
+"""Number of tokens of the longest sequences in the check of a kernel."""
 SPAN_MAX: Final = 1000
-"""Tokens of the widest windows in the check, so that longer sequences reach past them."""
+"""Most tokens of an attention window in the check of a kernel, so that longer sequences exceed it."""
 SPANS: Final = ((0, 1), (16, 17), (LONG - 1, LONG), (0, 21), (5, 23), (LONG - 40, LONG))
-"""Positions of the rows in the check."""
+"""Token positions (start, stop) of the test rows in the check of a kernel."""
 
 
 def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
-    """Return the attention kernel that is installed for this GPU. If there is none, log why and return None.
+    """Return the attention kernel that is installed for this GPU. If there is none, log the reason and return
+    None.
 
     It also makes torch use the kernel's package for attention that does not read pages.
     """
@@ -63,8 +67,10 @@ def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
 def flash_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, attention: LayerAttention
 ) -> torch.Tensor:
-    """Attend to keys and values in pages with the installed package. Arguments and result as in
-    `PagedKernel`."""
+    """Attend to keys and values in pages with the installed FlashAttention package.
+
+    Arguments and result are those of `PagedKernel`.
+    """
     from torch.nn.attention.varlen import AuxRequest, varlen_attn  # its import takes a second
 
     if attention.softcap is not None:
@@ -106,11 +112,10 @@ def verified_kernel(
     cache: PagedKvCache,
     attentions: Mapping[int, LayerAttention] | None = None,
 ) -> PagedKernel | None:
-    """Return `kernel` if its results agree with attention over keys and values copied from the pages. Else
-    log why and return None.
+    """Return `kernel` if its results agree with attention over keys and values copied from the pages.
 
-    `query_heads`: number of query heads on this rank. `attentions`: attention options by layer id. Overwrites
-    the cache: call it before any page is in use.
+    If not, log the reason and return None. `query_heads`: number of query heads on this rank. `attentions`:
+    attention options by layer id. Overwrites the cache: call it before any page is in use.
     """
     try:
         with torch.inference_mode():
@@ -132,8 +137,10 @@ def verified_kernel(
 
 
 def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> list[LayerAttention]:
-    """Return the distinct attention options among the layers, with spans narrowed to the lengths that the
-    check uses."""
+    """Return the distinct attention options among the layers, each to be checked once.
+
+    Their spans are narrowed to the lengths that the check uses.
+    """
     plain = LayerAttention(cache.head_dim**-0.5)
     found: dict[tuple[AttentionSpan | None, float | None, bool], LayerAttention] = {
         (None, None, False): plain
@@ -146,8 +153,10 @@ def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> lis
 
 
 def missing(device: torch.device, dtype: str) -> str:
-    """Return why there can be no paged kernel on `device` for the number format `dtype`. Empty if there may
-    be one."""
+    """Return the reason why `device` has no kernel that reads pages, for the number format `dtype`.
+
+    Empty if it may have one.
+    """
     if dtype != "bfloat16":
         return f"kernels that read pages compute in bfloat16, not in {dtype}"
     major, minor = torch.cuda.get_device_capability(device)
@@ -161,7 +170,7 @@ def missing(device: torch.device, dtype: str) -> str:
 
 
 def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, attention: LayerAttention) -> float:
-    """Return the largest relative difference between a token's attention by `kernel` and without it.
+    """Return the largest relative difference between a token's attention result by `kernel` and without it.
 
     NaN if a result is not finite.
     """
@@ -179,8 +188,10 @@ def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, attention
 
 
 def _rows(cache: PagedKvCache) -> list[Row]:
-    """Return a test row for each entry of `SPANS` for which the cache has enough pages. The pages are
-    scattered."""
+    """Return a test row for each entry of `SPANS` for which the cache has enough pages.
+
+    Each row's pages are scattered over the cache.
+    """
     size = cache.group.page_tokens
     spans = SPANS[: cache.pages]
     pages = cache.pages // len(spans)

@@ -1,9 +1,10 @@
-"""Computation of a model of the common structure in few calls.
+"""Computation of models of the common decoder structure in few calls.
 
-It computes what the library's definition does, in fused pieces over weights laid out for the device. There is
-one product for queries, keys and values, and one for gate and up. Rotation is in place, and whatever layers
-share is made once a step. Residuals stay in float32 in any dtype, which takes a third off the error of logits
-in bfloat16. It is used if `runner_selection` has seen it agree with the definition.
+It computes what the transformers library's definition does, in fused pieces over weights laid out for the
+device. There is one product for queries, keys and values, and one for gate and up. Rotation is in place.
+Values that all layers need are computed once a step. Residuals stay in float32 in any dtype, which takes a
+third off the error of logits in bfloat16. It is used if `runner_selection` has found that it agrees with the
+definition.
 """
 
 from typing import Any, Final
@@ -17,11 +18,11 @@ from baton.engine.execution.model_structure import LayerStructure, ModelStructur
 from baton.engine.execution.paged_attention import PagedAttention
 
 FEW_ROWS: Final = 64
-"""Most rows of a step in which launching the calls takes longer than computing them."""
+"""Most rows of a step in which launching the calls on a CPU takes longer than computing them."""
 
 
 class RmsNorm:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, computed in float32.
+    """RMS norm: x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, computed in float32.
 
     The result has the weight's dtype.
     """
@@ -51,7 +52,7 @@ class RmsNorm:
 
 
 class Layer:
-    """One decoder layer. It takes its weights out of `parts`. `then`: the norm that follows the layer."""
+    """One decoder layer, which takes its weights out of `parts`. `then`: the norm that follows the layer."""
 
     def __init__(self, parts: LayerStructure, head_dim: int, then: Norm) -> None:
         self._index = parts.index
@@ -77,10 +78,10 @@ class Layer:
         sin: torch.Tensor,
         step: PagedAttention,
     ) -> torch.Tensor:
-        """Add the layer's result to the residuals `x` [T, hidden], float32. Return `x` normalized by the norm
-        that follows the layer.
+        """Add the layer's result to the residuals `x` [T, hidden], float32.
 
-        `normed`: `x` normalized by this layer's input norm.
+        Returns `x` normalized by the norm that follows the layer. `normed`: `x` normalized by this layer's
+        input norm.
         """
         queries, keys, values = self._heads
         qkv = self._qkv(normed).view(len(x), -1, self._head_dim)
@@ -100,8 +101,10 @@ class Layer:
 
 
 class FusedDecoder:
-    """A whole model. It takes the weights out of `structure` layer by layer, so `structure` is empty
-    afterwards."""
+    """A whole model in fused form.
+
+    It takes the weights out of `structure` layer by layer, so `structure` is empty afterwards.
+    """
 
     def __init__(self, structure: ModelStructure, head_dim: int) -> None:
         self.embedding = structure.embedding
@@ -120,7 +123,7 @@ class FusedDecoder:
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: PagedAttention
     ) -> torch.Tensor:
-        """Return [N, vocabulary] logits. Arguments as in `BatchedModel`.
+        """Return the logits [N, vocabulary] of a batch. Arguments as in `BatchedModel`.
 
         A CUDA graph can capture it: it never waits for the GPU, and makes the same calls whatever tensors
         contain. `capability_probes.py` refuses models whose rotation does otherwise.

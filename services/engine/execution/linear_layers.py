@@ -1,7 +1,7 @@
 """Linear layers in the fastest form for a device.
 
-On a CPU oneDNN computes a product over a layout of its own, made once. The two operators for that are private
-to torch, and named in this file alone. If they are missing, weights stay as they are.
+On a CPU oneDNN computes a product over a weight in a layout of its own, made once. The two operators for that
+are private to torch, and named in this file alone. If they are missing, weights stay as they are.
 """
 
 from typing import Any, Final, Protocol
@@ -10,18 +10,22 @@ import torch
 from torch import nn
 
 BATCH: Final = 512
-"""Rows for which oneDNN's layout is made. It was measured to serve a single row as well as a layout for one
-row. So one copy of the weights serves prefill and decode."""
+"""Number of input rows for which oneDNN's layout of a weight is made.
+
+It was measured to serve a single row as well as a layout for one row. So one copy of the weights serves
+prefill and decode.
+"""
 
 
 class Linear(Protocol):
-    """Multiplies `rows` [T, in], contiguous or not, by a weight. Returns a new tensor [T, out]."""
+    """Function that multiplies `rows` [T, in], contiguous or not, by a weight. Returns a new tensor [T,
+    out]."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 class PlainLinear:
-    """A linear layer as the model library computes it."""
+    """A linear layer as torch computes it by default."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -32,7 +36,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """A linear layer whose weight is in oneDNN's own layout."""
+    """A linear layer whose weight is in oneDNN's own layout, for CPUs."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BATCH)
@@ -56,7 +60,7 @@ def fused_linear(parts: list[nn.Linear]) -> Linear:
 
 
 def join_weights(parts: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the joined weights of `parts`, and their joined biases, if any. A single weight is not
+    """Return the joined weights of `parts`, and their joined biases or None. A single weight is not
     copied."""
     weight = torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight.data
     biases = [

@@ -1,8 +1,8 @@
-"""The parts of a model that our own executions compute, found in the library's definition.
+"""Structure of a model's modules that our own executions can compute, found in the library's definition.
 
-A definition is accepted for what it consists of, not for its name: RMS norms before attention and before a
-gated SiLU product, rotated queries and keys, nothing else. What its parts do when they run is not seen here.
-`runner_selection` compares results.
+A definition is accepted for the modules of which it consists, not for its name: RMS norms before attention
+and before a gated SiLU product, rotated queries and keys, nothing else. The code that these modules run is
+not examined here. `runner_selection` compares results.
 """
 
 from collections.abc import Iterable
@@ -17,23 +17,27 @@ from baton.engine.execution.attention_span import LayerAttention
 
 MODEL: Final = {"embed_tokens", "layers", "norm", "rotary_emb"}
 TEXT: Final = "language_model"
-"""Name of the language model in a multimodal one, once all else is dropped."""
+"""Name of the language model among the modules of a multimodal model, whose other parts are dropped."""
 LAYER: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}
 GATED: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
 CAP: Final = "final_logit_softcapping"
-"""Name of a setting that bounds logits. Some definitions apply it, and the settings in FACTORS, between their
-parts. In bfloat16 a comparison would not notice a factor near 1."""
+"""Name of a configuration value that bounds logits.
+
+Some definitions apply it, and the values in FACTORS, between their modules. In bfloat16 a comparison of
+results would not notice a factor near 1.
+"""
 ROTATION_TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.02}
-"""Largest relative change of a query's or key's length by a rotation, by number format."""
+"""Largest accepted relative change of a query's or key's length by a rotation, by number format."""
 ROTATED_TOKENS: Final = 8
-"""Tokens for which the lengths before and after rotation are compared."""
+"""Number of tokens for which lengths of queries and keys are compared before and after rotation."""
 
 
 class UnknownStructure(Exception):
-    """A definition has parts that our own executions do not compute. The message names the first of them."""
+    """A model's definition has modules that our own executions cannot compute. The message names the
+    first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class LayerStructure:
     query_norm: Norm | None
     key_norm: Norm | None
     projections: list[nn.Linear]
-    """Linear layers of queries, keys and values."""
+    """Linear layers that compute queries, keys and values, in this order."""
     out: nn.Linear
     scaling: float
     before_gate: Norm
@@ -63,7 +67,7 @@ class LayerStructure:
 
 @dataclass(frozen=True, slots=True)
 class ModelStructure:
-    """The parts of a whole model."""
+    """The modules and weights of a whole model that our own executions compute."""
 
     embedding: torch.Tensor
     rotary: Any
@@ -77,10 +81,10 @@ class ModelStructure:
 
 
 def find_structure(module: Any, head_dim: int, attention: Iterable[LayerAttention]) -> ModelStructure:
-    """Return the parts of `module`. `head_dim`: width of its attention heads. `attention`: options of its
-    layers.
+    """Return the modules and weights of the definition `module` for our own executions.
 
-    Raises UnknownStructure.
+    `head_dim`: width of its attention heads. `attention`: attention options of its layers. Raises
+    UnknownStructure.
     """
     if not all(each.is_plain for each in attention):
         raise UnknownStructure("scores that are bounded or go to sinks")

@@ -1,7 +1,7 @@
-"""Attention over KV pages, as the model library calls it in every layer.
+"""Attention over KV pages, as the transformers library's definitions call it in every layer.
 
-The library finds `paged_attention` by name. What it does in a forward pass is set around that pass by
-`use_attention`.
+The library finds `paged_attention` by its registered name. `use_attention` sets the function that it calls in
+a forward pass.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,11 +26,11 @@ from baton.engine.execution.step_plan import AttentionMetadata, ContinuedRow, De
 from baton.engine.kv_cache import PagedKvCache
 
 BLOCK: Final = 128
-"""Prompt tokens that attend at once on a CPU. Enough to multiply well, few enough to skip most later keys."""
+"""Prompt tokens that attend at once on a CPU: enough to multiply well, few enough to skip most later keys."""
 
 
 class AttentionFunction(Protocol):
-    """Attention of one forward pass, called in each layer."""
+    """Function that computes attention in each layer of one forward pass."""
 
     def __call__(
         self,
@@ -52,7 +52,8 @@ _attend: ContextVar[AttentionFunction] = ContextVar("attend")
 
 @contextmanager
 def use_attention(attend: AttentionFunction) -> Iterator[None]:
-    """Make definitions that use our attention call `attend` within the context, on this thread."""
+    """Make definitions that use our attention call the function `attend` within the context, on this
+    thread."""
     token = _attend.set(attend)
     try:
         yield
@@ -68,8 +69,10 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Pass the library's attention call on to the function given to `use_attention`. Raises LookupError
-    outside it."""
+    """Pass the transformers library's attention call on to the function that `use_attention` has set.
+
+    Raises LookupError outside such a context.
+    """
     return _attend.get()(module, query, key, value, {**options, MASK: attention_mask}), None
 
 
@@ -77,12 +80,16 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 class PagedAttention:
-    """Attention of one step: stores new keys and values in pages, then attends row by row or in groups."""
+    """Attention of one step: stores new keys and values in pages, then attends row by row or in groups of
+    rows."""
 
     def __init__(
         self, plan: AttentionMetadata, cache: PagedKvCache, spans: Mapping[int, AttentionSpan]
     ) -> None:
-        """`spans`: attention spans by layer id. Layers not in it see all earlier tokens."""
+        """Prepare the attention of one step.
+
+        `spans`: attention spans by layer id. Layers not in it attend to all earlier tokens.
+        """
         self._plan = plan
         self._cache = cache
         self._spans = spans
@@ -104,11 +111,11 @@ class PagedAttention:
     def attend(
         self, layer: int, query: torch.Tensor, entries: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Store the step's keys and values of a layer in its pages. Return the attention results [T, query
-        heads, head_dim].
+        """Store the step's keys and values of a layer in its pages, and return the attention results.
 
-        `query`: [T, query heads, head_dim]. `layer`: its id. `entries`: [T, planes * kv heads, head_dim],
-        keys before values. `attention`: options of the layer, without its span.
+        Their shape is [T, query heads, head_dim], as that of `query`. `layer`: id of the layer. `entries`:
+        [T, planes * kv heads, head_dim], keys before values. `attention`: options of the layer, without its
+        span.
         """
         if layer in self._spans:
             attention = replace(attention, span=self._spans[layer])
@@ -134,10 +141,10 @@ class PagedAttention:
     def _attend_group(
         self, layer: int, group: DecodeGroup | PagedRows, query: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Attend with the rows of `group`: by a kernel that reads pages, or in one batched product for rows
-        of one token.
+        """Return the attention results of the rows of `group`, which are computed together.
 
-        In the product, query heads that share a KV head are rows of one matrix.
+        A kernel that reads pages computes them, or else one batched product, for rows of one token. In the
+        product, query heads that share a KV head are rows of one matrix.
         """
         if isinstance(group, PagedRows):
             keys, values = self._cache.keys_and_values(layer)
@@ -162,8 +169,11 @@ def _capped(scores: torch.Tensor, attention: LayerAttention) -> torch.Tensor:
 
 
 def _weights(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Return the softmax of `scores` [matrices, rows, S], with `sinks` [matrices, rows, 1] as one more
-    key."""
+    """Return the softmax of `scores` [matrices, rows, S], with `sinks` as one more key that is left out
+    after.
+
+    `sinks`: [matrices, rows, 1], or None.
+    """
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     return torch.softmax(torch.cat((scores, sinks.to(scores.dtype)), dim=-1), dim=-1)[..., :-1]
@@ -177,7 +187,8 @@ def _attend_row(
     values: torch.Tensor,
     attention: LayerAttention,
 ) -> None:
-    """Attend with one row's tokens, which are the last of `keys` and `values` [kv heads, S, head_dim].
+    """Compute attention of one row's tokens, which are the last of `keys` and `values` [kv heads, S,
+    head_dim].
 
     Writes the results to `out`. All query heads of a KV head share its keys and values.
     """
@@ -207,11 +218,10 @@ def _attend_in_blocks(
     values: torch.Tensor,
     attention: LayerAttention,
 ) -> None:
-    """Attend with one row's tokens, BLOCK at a time with all heads at once. Skip keys that no token of a
-    block sees.
+    """Compute attention of one row's tokens, BLOCK at a time with all heads at once.
 
-    torch's own attention on CPUs multiplies head by head and in smaller pieces, whose overhead is as large as
-    their computation.
+    Keys to which no token of a block attends are skipped. torch's own attention on CPUs multiplies head by
+    head and in smaller pieces, whose overhead is as large as their computation.
     """
     kv_heads, shared, tokens, head_dim = query.shape
     before = keys.shape[1] - tokens

@@ -1,4 +1,4 @@
-"""Rows of a step for an attention kernel that reads keys and values in their pages."""
+"""Rows of a step in the form that an attention kernel reads which works on pages in place."""
 
 from collections import abc
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from baton.engine_interface import Row
 
 
 class UnsupportedAttention(Exception):
-    """A kernel lacks an attention option. The message names the option."""
+    """An attention kernel lacks an attention option that a layer needs. The message names the option."""
 
 
 class PagedKernel(Protocol):
-    """Attention over keys and values in their pages."""
+    """Attention kernel that reads keys and values in their pages, without copying them first."""
 
     def __call__(
         self,
@@ -29,7 +29,7 @@ class PagedKernel(Protocol):
         """Return the attention results [T, query heads, head_dim].
 
         `query`: [T, query heads, head_dim], the rows' tokens, row after row.
-        `keys`, `values`: [pages, page_tokens, kv heads, head_dim] of one layer, strided, the whole cache. The
+        `keys`, `values`: [pages, page_tokens, kv heads, head_dim], strided: the whole cache of one layer. The
         rows' own tokens are in it.
         Raises UnsupportedAttention.
         """
@@ -37,31 +37,34 @@ class PagedKernel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """N rows of any lengths that attend in one kernel call."""
+    """Group of N rows of any lengths that attend in one kernel call."""
 
     begin: int
     end: int
-    """Their tokens in the flat batch are [begin, end)."""
+    """End of these rows' tokens in the flat batch: they are [begin, end)."""
     begins: torch.Tensor
-    """[N + 1] int32: index at which each row's tokens begin among the tokens of these rows, and at which the
-    last row ends."""
+    """Index at which each row's tokens begin among the tokens of these rows, and the end of the last row.
+
+    [N + 1], int32.
+    """
     stops: torch.Tensor
-    """[N] int32: number of tokens in each row's pages. The row's own tokens are the last of them."""
+    """Number of tokens in each row's pages, [N], int32. The row's own tokens are the last of them."""
     tables: torch.Tensor
-    """[N, P] int32: page tables."""
+    """Page table of each row, [N, P], int32."""
     longest: int
-    """Most tokens of a row in this step."""
+    """Number of tokens that the longest of these rows computes in this step."""
     kernel: PagedKernel
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Return the attention results of these rows. Arguments as in `PagedKernel`."""
+        """Return the attention results of these rows, computed by the kernel. Arguments as in
+        `PagedKernel`."""
         return self.kernel(query, keys, values, self, attention)
 
 
 def pack(rows: abc.Sequence[Row], page_tokens: int) -> list[int]:
-    """Return page tables, lengths and borders of `rows` as one list of integers, which `unpack` takes."""
+    """Return row borders, lengths and page tables of `rows` as one list of integers, which `unpack` reads."""
     begins = accumulate((row.stop - row.start for row in rows), initial=0)
     pages = max(-(-row.stop // page_tokens) for row in rows)
     return [*begins, *(row.stop for row in rows), *page_table(rows, pages, page_tokens)]
@@ -72,7 +75,7 @@ def unpack(
 ) -> PagedRows:
     """Return `rows` in the form that `kernel` reads.
 
-    `packed`: result of `pack`, on the device. `begin`, `end`: the rows' tokens in the flat batch.
+    `packed`: result of `pack`, on the device. The rows' tokens in the flat batch are [begin, end).
     """
     count = len(rows)
     begins, stops, tables = torch.split(packed.int(), [count + 1, count, len(packed) - 2 * count - 1])
@@ -83,8 +86,8 @@ def unpack(
 def page_table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
     """Return the rows' page tables, one after the other, with `pages` entries each.
 
-    A shorter table is filled with its own first page: its contents are finite numbers, and a mask or length
-    hides them.
+    A shorter table is filled up with its own first page. The contents of that page are finite numbers, and a
+    mask or length hides them.
     """
     table: list[int] = []
     for row in rows:

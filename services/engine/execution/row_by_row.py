@@ -1,4 +1,4 @@
-"""Runner that computes each row by itself, by the model library's definition with its own attention.
+"""Runner that computes each row by itself, by the transformers library's definition with its own attention.
 
 It serves models whose attention is not the library's common one, for example with biases by distance (ALiBi),
 or positions that are counted by the cache. Each layer gives its new keys and values to a cache and gets those
@@ -21,11 +21,15 @@ from baton.engine_interface import Row
 from baton.inference.runner import StatelessRunner
 
 Store = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""(layer, new keys, new values) -> keys and values of all tokens so far. [1, kv heads, tokens, head_dim]"""
+"""Function (layer, new keys, new values) that stores them, and returns the keys and values of all tokens so
+far.
+
+All are [1, kv heads, tokens, head_dim].
+"""
 
 
 class RowCacheLayer(CacheLayerMixin):  # type: ignore[misc]
-    """The library's cache of one layer, for one row."""
+    """KV cache of one layer for one row, in the form that the transformers library calls."""
 
     is_sliding = False
 
@@ -37,7 +41,7 @@ class RowCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the pages are there."""
+        """Do nothing, since the pages exist already."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
@@ -56,7 +60,7 @@ class RowCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class LibraryDefinition:
-    """The library's definition of a model, called as its `generate` calls it."""
+    """The transformers library's definition of a model, called as its `generate` calls it."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -70,7 +74,7 @@ class LibraryDefinition:
     def logits(
         self, tokens: torch.Tensor, begin: int, store: Store | None, *, last: bool = False
     ) -> torch.Tensor:
-        """Return [T, vocabulary] logits of `tokens` [1, T], or [1, vocabulary] of the `last` token only.
+        """Return the logits [T, vocabulary] of `tokens` [1, T], or [1, vocabulary] of the `last` token only.
 
         `begin`: position of the first token. `store`: stores new keys and values, and returns those of all
         tokens. If None, the definition gets no cache and counts positions itself.
@@ -91,7 +95,7 @@ class LibraryDefinition:
 
 
 class RowByRowExecution:
-    """A model that is computed row by row."""
+    """Execution of a model by the library's definition with its own attention, one row after the other."""
 
     kind = ExecutionKind.ROW_BY_ROW
 
@@ -106,7 +110,7 @@ class RowByRowExecution:
 
 
 class RowByRowRunner(StatelessRunner):
-    """Computes one row after the other."""
+    """Runner that computes one row after the other, by the library's definition with its own attention."""
 
     def __init__(self, definition: LibraryDefinition, vocab_size: int, cache: PagedKvCache) -> None:
         self._definition = definition
@@ -114,10 +118,11 @@ class RowByRowRunner(StatelessRunner):
         self._cache = cache
 
     def record(self) -> None:
-        """Do nothing: rows are not recorded."""
+        """Do nothing, since this runner records no steps."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
-        """Return logits as `Runner.logits` does. Draft tokens are computed together with their row."""
+        """Return the logits of a step as `Runner.logits` does. Draft tokens are computed together with their
+        row."""
         logits = [self._row_logits(row) for row in rows]
         return torch.cat(logits) if logits else self._cache.tensor.new_empty(0, self._vocab_size)
 

@@ -1,8 +1,8 @@
-"""Compiler of the step in C, and cache of compiled libraries.
+"""Compiler of the CPU step in C, and cache of the compiled libraries.
 
 `step.c` is compiled for this machine's processor and a model's number formats. The first worker that needs it
-compiles it with the machine's C compiler. Images, which have no compiler, have libraries beside the source.
-Otherwise libraries are cached in
+compiles it with the machine's C compiler. Container images, which have no compiler, contain compiled
+libraries next to the source. Otherwise libraries are cached in
 
     $XDG_CACHE_HOME/baton/kernels/step-FINGERPRINT.so
 
@@ -49,10 +49,10 @@ MACHINE: Final = "x86_64"
 CODES: Final = torch.int8
 """Dtype that stands for quantized weights: codes of 8 or 4 bits with scales of their own."""
 OPTIONS: Final = {"fma3": "fma", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16"}
-"""The compiler's names of instruction sets that torch names otherwise."""
+"""The C compiler's names of instruction sets, by torch's names, where the two differ."""
 WRITABLE_BY_OTHERS: Final = 0o022
 DEADLINE_S: Final = 120.0
-"""Longest run of the compiler. It runs twice."""
+"""Longest run of the C compiler in seconds. It runs twice for a library."""
 WAIT_S: Final = 2 * DEADLINE_S
 LOCK_POLL_S: Final = 0.1
 ARCH_PRCTL: Final = 158
@@ -61,20 +61,20 @@ XTILEDATA: Final = 18
 
 
 class KernelUnavailable(Exception):
-    """There is no compiled step for this machine. The message says why."""
+    """There is no compiled step for this machine. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One variant of the library."""
+    """One variant of the compiled library: its number formats and instruction sets."""
 
     numbers: torch.dtype
     """Dtype of keys and values."""
     products: torch.dtype
-    """Dtype that is multiplied."""
+    """Dtype of the numbers that are multiplied by weights."""
     weights: torch.dtype
     needs: tuple[str, ...]
-    """Instruction sets that the CPU needs, by torch's names."""
+    """Instruction sets that the CPU must have, by torch's names."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -84,17 +84,17 @@ class Build:
 
     @property
     def block(self) -> int:
-        """Output rows of a weight that are stored side by side: two vectors of float32."""
+        """Number of a weight's output rows that are stored side by side: two vectors of float32."""
         return 32 if set(AVX512) <= set(self.needs) else 16
 
     @property
     def rows(self) -> int:
-        """Most rows of input that are multiplied by a weight at once."""
+        """Most input rows that are multiplied by a weight at once."""
         return 32 if set(AMX) <= set(self.needs) else 8
 
     @property
     def name(self) -> str:
-        """File name of the library."""
+        """File name of the compiled library, which includes the fingerprint."""
         made_of = SOURCE.read_bytes() + " ".join(self.flags).encode()
         return f"{SOURCE.stem}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
 
@@ -117,11 +117,14 @@ BUILDS: Final = (
         for instructions in (AVX512, (*AVX2, "f16c"))
     ),
 )
-"""All variants, the best for a CPU first."""
+"""All variants of the compiled library. For any CPU, the best one comes first."""
 
 
 def supported_builds(numbers: torch.dtype) -> list[Build]:
-    """Return the variants that this CPU can run. Raises KernelUnavailable if there is none."""
+    """Return the variants for keys and values of dtype `numbers` that this CPU can run, the best first.
+
+    Raises KernelUnavailable if there is none.
+    """
     capabilities = torch.cpu.get_capabilities()
     known = [each for each in BUILDS if each.numbers is numbers and all(map(capabilities.get, each.needs))]
     if not known:
@@ -131,7 +134,7 @@ def supported_builds(numbers: torch.dtype) -> list[Build]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The compiled function of a variant, and the layout that it expects."""
+    """The compiled C function of a variant, and the weight layout that it expects."""
 
     step: Any
     products: torch.dtype
@@ -144,7 +147,8 @@ class Kernel:
 def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
     """Return the compiled function of the best variant that this machine can run, loaded once in a process.
 
-    Raises KernelUnavailable with the reason why the best variant cannot be used.
+    `numbers`: dtype of keys and values. `weights`: dtype of weights. Raises KernelUnavailable with the reason
+    why the best variant cannot be used.
     """
     failed: list[KernelUnavailable] = []
     for build in supported_builds(numbers):
@@ -162,7 +166,7 @@ def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
 
 
 def _request_tiles(build: Build) -> None:
-    """Ask Linux for the use of AMX tiles, if the variant needs them. Raises KernelUnavailable."""
+    """Request permission from Linux to use AMX tiles, if the variant needs them. Raises KernelUnavailable."""
     if not set(AMX) <= set(build.needs):
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -171,8 +175,10 @@ def _request_tiles(build: Build) -> None:
 
 
 def load_or_compile(build: Build) -> Any:
-    """Return the compiled function of `build`, compiling it first if no library is cached. Raises
-    KernelUnavailable."""
+    """Return the compiled function of `build`, compiling it first if no library is cached.
+
+    Raises KernelUnavailable.
+    """
     try:
         prebuilt, cached = SOURCE.with_name(build.name), cache_root() / "kernels" / build.name
         if prebuilt.is_file():
@@ -195,8 +201,8 @@ def load_or_compile(build: Build) -> Any:
 def _alone(directory: Path) -> Iterator[None]:
     """Wait until no other process compiles into `directory`, and exclude others within the context.
 
-    After `WAIT_S`, and on file systems that lock no directories, several processes may compile. That only
-    costs time: the last library replaces the others.
+    After `WAIT_S`, and on file systems without locks on directories, several processes may compile at once.
+    That only costs time: the last library replaces the others.
     """
     handle = os.open(directory, os.O_RDONLY)
     try:
@@ -215,9 +221,10 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def compile_kernel(build: Build, target: Path) -> Any:
-    """Compile the library to the file `target`, which appears only after the library was loaded as a test.
+    """Compile the library of `build` to the file `target`, which appears only after a test that it can be
+    loaded.
 
-    Raises KernelUnavailable or OSError.
+    Returns the compiled function. Raises KernelUnavailable or OSError.
     """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:

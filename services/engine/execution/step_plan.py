@@ -19,21 +19,27 @@ from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
 
 PADDING_MAX: Final = 24
-"""Most pages of padding in a group. Reading and attending to more costs as much as another group's calls."""
+"""Most pages of padding in a group of rows of similar length.
+
+Reading and attending to more padding costs as much as the calls for another group.
+"""
 
 
 class AttentionMasks:
-    """Additive attention masks of the same tokens, one for each span among the layers. Each mask is made on
-    first use."""
+    """Additive attention masks of the same tokens, one for each span among the layers.
+
+    Each mask is made on first use.
+    """
 
     def __init__(self, make: abc.Callable[[AttentionSpan | None], torch.Tensor], width: int) -> None:
-        """`make`: returns the mask for a span. `width`: number of key positions in a mask."""
+        """Store the function `make`, which returns the mask for a span. `width`: number of key positions in a
+        mask."""
         self._make = make
         self._width = width
         self._made: dict[AttentionSpan | None, torch.Tensor] = {}
 
     def of(self, span: AttentionSpan | None) -> torch.Tensor:
-        """Return the mask for `span`. A span that hides no key of the mask counts as none."""
+        """Return the mask for `span`. A span that hides no key of the mask is treated as no span."""
         if span is not None and not span.binds(self._width):
             span = None
         if span not in self._made:
@@ -43,21 +49,25 @@ class AttentionMasks:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """B rows of one token each that attend together, padded to the longest of them."""
+    """Group of B rows of one token each that attend together, padded to the longest of them."""
 
     begin: int
     end: int
-    """Their tokens in the flat batch are [begin, end)."""
+    """End of these rows' tokens in the flat batch: they are [begin, end)."""
     pages: torch.Tensor
-    """Page ids, row after row, the same count for each row. Argument of the cache's `read`."""
+    """Page ids of all rows, row after row, the same count for each row. Argument of the cache's `read`."""
     buffer: torch.Tensor
-    """Target of the cache's `read`, used for layer after layer. `keys` and `values` are views of it."""
+    """Tensor into which the cache's `read` copies pages, reused in each layer.
+
+    `keys` and `values` are views of it.
+    """
     keys: torch.Tensor
-    """[kv heads * B, S, head_dim], where S is the tokens of all pages of a row."""
+    """Keys of the layer just read: [kv heads * B, S, head_dim], where S is the tokens of all pages of a
+    row."""
     values: torch.Tensor
-    """[kv heads * B, S, head_dim]"""
+    """Values of the layer just read: [kv heads * B, S, head_dim]."""
     masks: AttentionMasks
-    """[kv heads * B, 1, S], added to the scores: 0 for visible keys, -inf for others."""
+    """Masks [kv heads * B, 1, S] that are added to the scores: 0 for visible keys, -inf for others."""
 
     def fold(self, query: torch.Tensor) -> torch.Tensor:
         """Reshape queries [B, query heads, head_dim] to [kv heads * B, query heads per kv head, head_dim]."""
@@ -66,61 +76,64 @@ class DecodeGroup:
         return folded.transpose(0, 1).reshape(len(self.keys), -1, head_dim)
 
     def unfold(self, attended: torch.Tensor) -> torch.Tensor:
-        """Reshape attention results to [B, query heads, head_dim]. The reverse of `fold`."""
+        """Reshape attention results from the shape of `fold` back to [B, query heads, head_dim]."""
         rows, head_dim = self.end - self.begin, attended.shape[2]
         return attended.view(len(self.keys) // rows, rows, -1, head_dim).transpose(0, 1).flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuedRow:
-    """A row of several tokens whose earlier tokens are in its pages already."""
+    """A row of several tokens whose earlier tokens are in its pages already (chunked prefill)."""
 
     begin: int
     end: int
     pages: torch.Tensor
     buffer: torch.Tensor
     keys: torch.Tensor
-    """[kv heads, S, head_dim] of all tokens up to the row's last one."""
+    """Keys [kv heads, S, head_dim] of all S tokens up to the row's last one, in the layer just read."""
     values: torch.Tensor
     masks: AttentionMasks
-    """[tokens, S]. Not used on a CPU, which attends in blocks and makes masks for those."""
+    """Attention masks [tokens, S]. Not used on a CPU, which attends in blocks and makes masks for those."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRow:
-    """A row that starts at position 0: its tokens attend to each other, and no page is read."""
+    """A row of several tokens that starts at position 0: its tokens attend to each other, and no page is
+    read."""
 
     begin: int
     end: int
     masks: AttentionMasks
-    """Masks of the row's tokens, used where a span hides some of them from others."""
+    """Attention masks of the row's tokens, used in layers whose span hides some of them from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Layout of one step with T tokens, of which N have wanted logits."""
+    """Layout of one step with T tokens, N of which have logits that are wanted."""
 
     tokens: torch.Tensor
-    """[1, T] ids."""
+    """Token ids of the flat batch, [1, T]."""
     positions: torch.Tensor
-    """[1, T]"""
+    """Position of each token in its sequence, [1, T]."""
     write: torch.Tensor
-    """[T * planes * kv heads]: rows for the cache's `write`, token by token, keys first."""
+    """Row indices for the cache's `write`: [T * planes * kv heads], token by token, keys first."""
     groups: tuple[DecodeGroup | PagedRows, ...]
     only_group: DecodeGroup | PagedRows | None
-    """The group that holds all rows of the step, if there is one."""
+    """The group that contains all rows of the step, or None if there are others."""
     continued: tuple[ContinuedRow, ...]
     firsts: tuple[FirstRow, ...]
     keep: torch.Tensor
-    """[N] indices in the flat batch of tokens whose logits are wanted, in the order of the step's rows and
+    """Indices [N] in the flat batch of tokens whose logits are wanted, in the order of the step's rows and
     positions."""
 
 
 def make_plan(
     rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, kernel: PagedKernel | None = None
 ) -> AttentionMetadata:
-    """Lay out the checked `rows` of a step as one flat batch. `kernel`: reads the pages of all rows in place,
-    if given."""
+    """Lay out the checked `rows` of a step as one flat batch.
+
+    `kernel`: if given, it reads the pages of all rows in place.
+    """
     size = cache.group.page_tokens
     single = sorted((row for row in rows if row.stop - row.start == 1), key=lambda row: -row.stop)
     longer = sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
@@ -176,8 +189,10 @@ def make_plan(
 
 
 def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
-    """Return the numbers that `plan_of_singles` takes as one list. `rows`: one token each. `pages`: most
-    pages of a row."""
+    """Return the input of `plan_of_singles` as one list of integers.
+
+    `rows`: rows of one token each. `pages`: size of each row's page table.
+    """
     tokens = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
     written = (row.pages[row.start // page_tokens] for row in rows)
     return [*tokens, *(row.start for row in rows), *written, *page_table(rows, pages, page_tokens)]
@@ -186,7 +201,7 @@ def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[
 def plan_of_singles(
     packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: PagedKernel | None = None
 ) -> AttentionMetadata:
-    """Lay out `rows` rows of one token as one group, in their order, with all logits wanted.
+    """Lay out a number of `rows` of one token each as one group, in their order, with all logits wanted.
 
     `packed`: result of `pack_singles`, on the device. It makes the same calls whatever the numbers are, so
     that a CUDA graph can capture it.
@@ -212,7 +227,7 @@ def plan_of_singles(
 
 
 def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
-    """Divide a descending list of page counts into groups. Return the index at which each group ends.
+    """Divide a descending list of page counts into groups, and return the index at which each group ends.
 
     A group is padded to its longest row. It ends where padding costs more than another group's calls.
     """
@@ -232,7 +247,8 @@ def attention_mask(
 ) -> torch.Tensor:
     """Return a mask [positions, width] in the dtype of `like`: 0 for visible keys, -inf for others.
 
-    `positions`: of the queries. `width`: number of key positions. `span`: hides earlier keys, if given.
+    `positions`: positions of the queries. `width`: number of key positions. `span`: if given, it hides
+    earlier keys.
     """
     hidden = torch.arange(width, device=positions.device) > positions[:, None]
     if span is not None:
@@ -249,8 +265,10 @@ class _Read(NamedTuple):
 
 
 def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
-    """Return the page reads of a step that has no kernel for pages. The first `single_count` rows have one
-    token each."""
+    """Return the reads of pages in a step without a kernel that works on pages in place.
+
+    The first `single_count` rows have one token each.
+    """
     reads: list[_Read] = []
     first = 0
     for end in groups_of_similar_length(lengths[:single_count]):
@@ -265,7 +283,7 @@ def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size:
 
 
 def _kernel_reads(laid: abc.Sequence[Row], single_count: int, size: int) -> list[_Read]:
-    """Return the two page reads of a step with a kernel: the rows of one token, and the longer rows."""
+    """Return the two reads of pages in a step with a kernel: the rows of one token, and the longer rows."""
     bounds = [each for each in ((0, single_count), (single_count, len(laid))) if each[0] < each[1]]
     return [_Read(*each, pack(laid[slice(*each)], size)) for each in bounds]
 
@@ -293,8 +311,10 @@ def _decode_group(
 def _continued_row(
     begin: int, end: int, pages: torch.Tensor, stop: int, positions: torch.Tensor, cache: PagedKvCache
 ) -> ContinuedRow:
-    """Return the layout of tokens [begin, end), a row that has earlier tokens in `pages`. `stop`: position at
-    which the row ends."""
+    """Return the layout of tokens [begin, end): a row that has earlier tokens in `pages`.
+
+    `stop`: position at which the row ends.
+    """
     buffer, keys, values = _read_buffer(pages, len(cache.group.heads), cache)
     masks = _masks(begin, end, stop, positions, cache)
     return ContinuedRow(begin, end, pages, buffer, keys[:, :stop], values[:, :stop], masks)
@@ -310,8 +330,11 @@ def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: Page
 def _read_buffer(
     pages: torch.Tensor, matrices: int, cache: PagedKvCache
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return an empty target for the cache's `read` of `pages`, and views of its keys and of its values as
-    `matrices` matrices."""
+    """Return an empty tensor into which the cache's `read` copies `pages`, and views of its keys and its
+    values.
+
+    Each view consists of `matrices` matrices.
+    """
     entries = cache.group.page_tokens * cache.head_dim
     buffer = cache.tensor.new_empty(cache.planes, len(cache.group.heads), len(pages), entries)
     keys, values = buffer.view(cache.planes, matrices, -1, cache.head_dim)
@@ -319,6 +342,8 @@ def _read_buffer(
 
 
 def integers(values: list[int]) -> torch.Tensor:
-    """Return `values`, a list that is not empty, as int64 on the CPU. Takes an eighth of `torch.tensor`'s
-    time."""
+    """Return `values`, a list that is not empty, as an int64 tensor on the CPU.
+
+    Takes an eighth of the time of `torch.tensor`.
+    """
     return torch.frombuffer(array("q", values), dtype=torch.int64)

@@ -1,8 +1,8 @@
-"""Memory for weights that every step reads from end to end.
+"""Host memory for weights that every step reads from end to end.
 
 Weights are stored side by side in memory for which large pages are requested. A core reads these up to half
-as fast again as small pages (docs/benchmarks). The C library may request them, too, but not for what a thread
-allocates.
+as fast again as small pages (docs/benchmarks). The C library may request them, too, but not for memory that a
+thread allocates.
 """
 
 from typing import Final
@@ -12,21 +12,25 @@ import torch
 from baton.runtime.host_memory import HostMemory
 
 AREA_BYTES: Final = 64 << 20
-"""Bytes that are requested from the system at once. It provides physical memory for those bytes that are
-written."""
+"""Bytes of memory that are requested from the system at once.
+
+The system provides physical memory only for bytes that are written.
+"""
 LINE_BYTES: Final = 64
-"""Alignment of tensors: a cache line."""
+"""Alignment of tensors in bytes: a cache line of the CPU."""
 
 
 class WeightMemory:
-    """Allocates memory for tensors in large areas. An area is freed when no tensor in it is referenced any
-    more."""
+    """Allocator of memory for weight tensors, in large areas.
+
+    An area is freed when no tensor in it is referenced any more.
+    """
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy of `tensor` in an area."""
+        """Return a contiguous copy of `tensor` in one of the areas."""
         length = tensor.nbytes
         span = -(-length // LINE_BYTES) * LINE_BYTES
         if span > AREA_BYTES:
@@ -39,7 +43,8 @@ class WeightMemory:
 
 
 def _area(length: int) -> torch.Tensor:
-    """Return `length` new bytes, from the C library if the system refuses a memory mapping."""
+    """Return `length` new bytes with large pages, or from the C library if the system refuses a memory
+    mapping."""
     try:
         return torch.frombuffer(HostMemory(length).view, dtype=torch.uint8)
     except MemoryError:
