@@ -1,7 +1,7 @@
-"""Checks that the model library converts all that a GGUF file says.
+"""Checks that the transformers library converts all weights and settings of a GGUF file.
 
-The library's reader ignores what it has no name for: some rotary settings, windows, and weights. What it
-makes of the rest would be another model.
+The library's reader ignores some rotary settings, windows and weights that it does not know. Without them it
+would make another model of the file.
 """
 
 import math
@@ -18,47 +18,47 @@ from baton.engine.gguf.text_splitting import BYTE_LEVEL, spaced, split_of
 from baton.engine.loading.library_loading import LIBRARY, LIBRARY_NEEDED, is_old_library
 
 THETA: Final = 10_000.0
-"""Rotary base of a file that has none."""
+"""Base of the rotary embeddings that applies if a GGUF file states none."""
 FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
-"""Prefix of tensors that are no weights but divide rotary frequencies, as is FREQUENCIES."""
+"""Prefixes of tensors that are no weights, but divide rotary frequencies, as do those of FREQUENCIES."""
 LENGTHS: Final = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
-"""Keys of factors of the length of rotated vectors, which no configuration has."""
+"""Keys of factors that scale the length of rotated vectors. No configuration of the library has them."""
 YARN: Final = "yarn"
 YARN_SETTINGS: Final[Mapping[str, tuple[str, float]]] = {
     "rope.scaling.original_context_length": ("original_max_position_embeddings", 0),
     "rope.scaling.yarn_beta_fast": ("beta_fast", 32),
     "rope.scaling.yarn_beta_slow": ("beta_slow", 1),
 }
-"""YaRN settings by key: name in a configuration, and default."""
+"""YaRN settings by their GGUF key: the name in a configuration, and the default."""
 BASES: Final = ("rope.freq_base", "rope.global.freq_base")
-"""Keys of the rotary base, llama.cpp's and Ollama's."""
+"""GGUF keys of the rotary base: llama.cpp's and Ollama's."""
 LOCAL_BASES: Final = ("rope.freq_base_swa", "rope.local.freq_base")
-"""The same keys for layers with a window."""
+"""GGUF keys of the rotary base for layers with a sliding window: llama.cpp's and Ollama's."""
 WINDOW: Final = "attention.sliding_window"
 DEFAULT_WINDOWS: Final[Mapping[str, int]] = {"gemma2": 4096}
-"""Windows that llama.cpp uses for a file without one, in tokens, by architecture."""
+"""Sliding windows in tokens that llama.cpp uses for a file without one, by architecture."""
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 LOWER_HALF: Final = 0xFFFF
-"""Lower half of a float32's bits."""
+"""Mask of the lower half of a float32's bits, which are 0 in a number that is exact in bfloat16."""
 ENDS: Final = ("eos", "eot", "eom")
-"""Keys of tokens that end a text, a turn, or a message answered by a tool."""
+"""Parts of the GGUF keys of tokens that end a text, a turn, or a message that calls a tool."""
 
 
 class Header:
-    """Contents of a GGUF file without the numbers of its weights."""
+    """Settings and tensor sizes of a GGUF file, without the numbers of its weights."""
 
     def __init__(self, file: GGUFReader) -> None:
         self._file = file
         self.architecture = str(self._field("general.architecture"))
 
     def setting(self, key: str) -> Any:
-        """Return the architecture's setting `key`, or None."""
+        """Return the value of the architecture's setting `key`, or None if the file lacks it."""
         return self._field(f"{self.architecture}.{key}")
 
     def of_tokenizer(self, key: str) -> Any:
-        """Return the tokenizer's setting `key`, or None."""
+        """Return the value of the tokenizer's setting `key`, or None if the file lacks it."""
         return self._field(f"tokenizer.ggml.{key}")
 
     @property
@@ -69,23 +69,23 @@ class Header:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Count of numbers of each tensor."""
+        """Number of elements of each tensor, by tensor name."""
         return {each.name: int(each.n_elements) for each in self._file.tensors}
 
     @property
     def scaled(self) -> bool:
-        """True if the file has frequency factors that are not all 1."""
+        """Whether the file has factors of rotary frequencies that are not all 1."""
         tensors = (each for each in self._file.tensors if each.name.startswith(FREQUENCIES))
         return any(number != 1 for each in tensors for number in each.data.flatten().tolist())
 
     @property
     def narrow(self) -> bool:
-        """True if every number of every tensor is exact in bfloat16. Reads one tensor at a time."""
+        """Whether every number of every tensor is exact in bfloat16. Reads one tensor at a time."""
         return all(_is_narrow(each) for each in self._file.tensors)
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Settings of the architecture, by key without its prefix."""
+        """Settings of the architecture, by key without the architecture's prefix."""
         prefix = f"{self.architecture}."
         keys = [key for key in self._file.fields if key.startswith(prefix)]
         return {key.removeprefix(prefix): self._field(key) for key in keys}
@@ -96,7 +96,7 @@ class Header:
 
 
 def _is_narrow(tensor: ReaderTensor) -> bool:
-    """Return whether all numbers of a tensor are exact in bfloat16, the upper half of a float32.
+    """Return whether all numbers of a tensor are exact in bfloat16, which is the upper half of a float32.
 
     Numbers of quantized tensors usually are not.
     """
@@ -107,7 +107,8 @@ def _is_narrow(tensor: ReaderTensor) -> bool:
 
 
 def lost_settings(header: Header, config: Any) -> list[str]:
-    """Return the keys of the file, with values, that the library's `config` lacks."""
+    """Return descriptions of the file's settings that the library's configuration `config` lacks: keys and
+    values."""
     return [
         *_lost_scaling(header, config),
         *_lost_positions(header, config),
@@ -117,8 +118,8 @@ def lost_settings(header: Header, config: Any) -> list[str]:
 
 
 def write_positions(header: Header, config: Any) -> None:
-    """Write rotary settings and windows that the library's reader ignored into `config`, where it has
-    them."""
+    """Write rotary settings and windows that the library's reader ignored into `config`, if it has attributes
+    for them."""
     setting, rotation = header.setting, getattr(config, "rope_parameters", None) or {}
     base, local = _base(header), _local_base(header)
     scaling, factor = _scaling(header)
@@ -139,7 +140,7 @@ def _base(header: Header) -> float:
 
 
 def _local_base(header: Header) -> float | None:
-    """Return the rotary base of layers with a window, if it differs."""
+    """Return the rotary base of layers with a sliding window, or None if the file has no separate one."""
     return next((float(found) for key in LOCAL_BASES if (found := header.setting(key))), None)
 
 
@@ -218,7 +219,10 @@ def _windowed_layers(config: Any) -> list[bool]:
 
 
 def _pattern(value: Any, layers: int) -> list[bool]:
-    """Return which layers have a window: all but every so many-th, or as listed."""
+    """Return for each layer whether it has a sliding window.
+
+    `value`: a list with an entry for each layer, or a period n: every n-th layer has none.
+    """
     if isinstance(value, list):
         return [bool(each) for each in value]
     period = int(value)
@@ -226,7 +230,10 @@ def _pattern(value: Any, layers: int) -> list[bool]:
 
 
 def lost_of_tokenizer(header: Header, version: str = LIBRARY) -> list[str]:
-    """Return, in a few words each, what the library's reader, of this `version`, ignores of the tokenizer."""
+    """Return descriptions of the tokenizer's settings that the library's reader ignores.
+
+    `version`: version of the transformers library.
+    """
     split = header.of_tokenizer("pre")
     found = []
     if header.of_tokenizer("model") == BYTE_LEVEL and split_of(header) is None:
@@ -243,7 +250,8 @@ def lost_of_tokenizer(header: Header, version: str = LIBRARY) -> list[str]:
 
 
 def lost_weights(header: Header, model: Any) -> list[str]:
-    """Return some of the file's weights that the library's `model` has no place for."""
+    """Return names of weights in the file that the library's `model` cannot hold. Empty if it can hold
+    all."""
     sizes = {name: size for name, size in header.sizes.items() if not name.startswith("rope_")}
     if getattr(model.config, "tie_word_embeddings", False):
         sizes.pop("output.weight", None)
@@ -257,7 +265,8 @@ def lost_weights(header: Header, model: Any) -> list[str]:
 
 
 def _rotations(config: Any) -> list[Mapping[str, Any]]:
-    """Return the rotary settings: none, one, or one for each type of layer."""
+    """Return the rotary settings of a configuration: none, one for all layers, or one for each type of
+    layer."""
     rotations_by_type = getattr(config, "rope_parameters", None) or {}
     return [
         each

@@ -4,8 +4,8 @@
 
 It runs in a process of its own, once for each file, because the library's loader takes seconds to minutes.
 Weights are written in bfloat16 if every number of the file is exact in it, else in float32, which represents
-every GGUF format exactly. They are narrowed when they are loaded. Memory is about the size of what is
-written. A file of which the library would make another model is refused.
+every GGUF format exactly. They are narrowed when they are loaded. Memory is about the size of the written
+files. A file of which the library would make another model is refused.
 """
 
 import json
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from baton.engine.gguf.conversion_checks import Header
 
 PLAIN: Final = "TokenizersBackend"
-"""The library's class of tokenizers that do exactly what their file says."""
+"""Name of the library's tokenizer class that does exactly what its file says."""
 NAMED: Final = 3
-"""Most weights that a message names."""
+"""Most weights that an error message names."""
 
 
 class ConversionRefused(Exception):
-    """The library would make another model of the file. The text says what would be missing."""
+    """The library would make another model of the GGUF file. The text says what would be missing."""
 
 
 def convert(source: Path, target: Path, name: str) -> None:
@@ -89,7 +89,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
 def read_weights(source: Path, header: "Header", config: Any) -> Any:
     """Return the library's model with the dequantized weights of the file, ready to be saved.
 
-    Raises ConversionRefused if a weight is missing, has another shape, or is none of the model's.
+    Raises ConversionRefused if a weight is missing, has another shape, or does not belong to the model.
     """
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
@@ -121,9 +121,10 @@ def read_weights(source: Path, header: "Header", config: Any) -> Any:
 
 
 def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
-    """Return the library's tokenizer, splitting text as the file says.
+    """Return the library's tokenizer for the GGUF file, which splits text as the file states.
 
-    Raises ConversionRefused if it would split otherwise once it is loaded from the files written here.
+    Raises ConversionRefused if the tokenizer, once loaded from the written files, would split text in another
+    way.
     """
     from transformers import AutoTokenizer
 
@@ -163,7 +164,7 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
 def write_tokenizer(tokenizer: Any, target: Path) -> None:
     """Write the tokenizer into the directory `target`, so that it is loaded exactly as written.
 
-    For some models the library has a tokenizer class that starts with a split of its own.
+    For some model types the library would otherwise load a tokenizer class with a split of its own.
     """
     tokenizer.save_pretrained(target)
     path = target / "tokenizer_config.json"
@@ -182,13 +183,16 @@ def _print(line: str) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Write the file to disk: the directory is renamed into place next, and must then be complete."""
+    """Write the file to disk. It must be complete there before its directory is renamed to its final name."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code. The last line of stderr says what went wrong."""
+    """Convert the file in the command line's `arguments`, and return the exit code.
+
+    If the conversion fails, the last line of stderr gives the reason.
+    """
     if len(arguments) not in (2, 3):
         print("usage: python -m baton.engine.gguf.convert SOURCE TARGET [NAME]", file=sys.stderr)  # noqa: T201
         return 2

@@ -1,4 +1,4 @@
-"""Reader of a GGUF file that reads it once and in little memory, while the model library converts it.
+"""Reader that reads a GGUF file once and in little memory, while the transformers library converts it.
 
 The library reads a file anew for its configuration, its tokenizer and its weights, with several objects for
 every vocabulary entry. It computes a tensor's numbers in small pieces, which it then joins. This reader
@@ -18,18 +18,20 @@ from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize, quant_shape_from_byte_shape
 
 STRIP: Final = 2**20
-"""Elements of a file's tensor, numbers or bytes of codes, that are converted at once."""
+"""Elements of a tensor that are converted at once: numbers, or bytes of quantized blocks."""
 PLAIN: Final = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
-"""Types whose elements are numbers."""
+"""GGUF tensor types whose elements are plain numbers, not quantized blocks."""
 
 
 class Reader(GGUFReader):  # type: ignore[misc]
-    """Reader whose fields are plain arrays. Views of a memory map would take ten times the time and
-    memory."""
+    """GGUF reader whose fields are plain arrays.
+
+    The base class makes views of a memory map, which take ten times the time and memory.
+    """
 
     @property
     def data(self) -> Any:
-        """The file's bytes."""
+        """The bytes of the GGUF file."""
         return self._data
 
     @data.setter
@@ -38,7 +40,10 @@ class Reader(GGUFReader):  # type: ignore[misc]
 
 
 def read(file: str | PathLike[str]) -> GGUFReader:
-    """Return the contents of the file, read once in a process. Raises what the library's reader raises."""
+    """Return the contents of a GGUF file, which is read only once in a process.
+
+    Raises what the library's reader raises.
+    """
     return _read(Path(file).resolve())
 
 
@@ -48,7 +53,7 @@ def _read(file: Path) -> GGUFReader:
 
 
 def numbers_of(data: Any, kind: GGMLQuantizationType) -> Any:
-    """Return a tensor's numbers in float32. `data`: its bytes in the file."""
+    """Return the numbers of a tensor in float32. `data`: its bytes in the file. `kind`: its GGUF type."""
     if kind is GGMLQuantizationType.F32:
         return data.view(np.float32)
     shape = data.shape if kind in PLAIN else quant_shape_from_byte_shape(data.shape, kind)
@@ -61,7 +66,10 @@ def numbers_of(data: Any, kind: GGMLQuantizationType) -> Any:
 
 
 def strips_of(data: Any, kind: GGMLQuantizationType) -> Iterator[Any]:
-    """Yield a tensor's numbers some rows at a time: [rows, columns]."""
+    """Yield the numbers of a tensor in float32, some rows at a time: [rows, columns].
+
+    `data`: its bytes in the file. `kind`: its GGUF type.
+    """
     rows = data.reshape(-1, data.shape[-1])
     each = max(1, STRIP // max(1, rows.shape[-1]))
     for begin in range(0, len(rows), each):
@@ -70,7 +78,7 @@ def strips_of(data: Any, kind: GGMLQuantizationType) -> Iterator[Any]:
 
 @contextmanager
 def replacing_library_reader() -> Iterator[None]:
-    """Make the library read and convert by these functions within the context."""
+    """Make the transformers library read and dequantize by this module's functions within the context."""
     library: Any = gguf
     before = library.GGUFReader, library.dequantize
     library.GGUFReader, library.dequantize = read, numbers_of

@@ -1,9 +1,9 @@
-"""Rules for the settings of GGUF architectures: where a configuration of the model library has each of them.
+"""Rules for GGUF settings: which attribute of the library's configuration has the value of each key.
 
-The library's reader maps some keys of each architecture and ignores the others. Here each key has a rule:
-which attribute has it, which values change nothing, and whether its value is written. A key without a rule is
-refused, and so is a value that the configuration does not have. Positions and windows are checked in
-`conversion_checks.py`.
+The transformers library's reader maps some keys of each architecture and ignores the others. Here each key
+has a rule: which attribute has it, which values change nothing, and whether its value is written. A key
+without a rule is refused, and so is a value that the configuration does not have. Positions and windows are
+checked in `conversion_checks.py`.
 """
 
 import math
@@ -15,15 +15,14 @@ from typing import Any, Final, Protocol
 from gguf import Keys
 
 SCALE_BY_WIDTH: Final[Mapping[str, frozenset[int]]] = {"gemma2": frozenset({46}), "gemma3": frozenset({62})}
-"""Numbers of layers, by architecture, of models whose attention scale is that of the hidden size divided by
-the heads.
+"""Numbers of layers, by architecture, of models whose attention is scaled by hidden size / heads.
 
-These are the 27B models, as llama.cpp knows them: no file says it. All others use the size of a head.
+These are the 27B models, as llama.cpp knows them. No file states it. All others are scaled by the head size.
 """
 PRE_SCALE: Final = "query_pre_attn_scalar"
 ALIBI_BIAS: Final = 8.0
 GATINGS: Final[Mapping[str, int]] = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2, "gpt_oss": 3}
-"""llama.cpp's number of the gating function of experts, by the library's model type."""
+"""Numbers by which llama.cpp names the gating function of experts, by the library's model type."""
 SHOWN_CHARACTERS: Final = 40
 PREFIX: Final = "{arch}."
 
@@ -39,34 +38,34 @@ def _constants(namespace: type) -> Iterator[str]:
 KNOWN_KEYS: Final = frozenset(
     each.removeprefix(PREFIX) for each in _constants(Keys) if each.startswith(PREFIX)
 )
-"""All keys of architectures that the GGUF package knows."""
+"""All keys of architecture settings that the gguf package knows, without the architecture's prefix."""
 
 
 class Settings(Protocol):
-    """The part of a GGUF file's header that is needed here."""
+    """The part of a GGUF file's header that the rules need."""
 
     architecture: str
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Values by key, without the architecture's prefix."""
+        """Values of the file's settings by key, without the architecture's prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rule for one key: where a configuration has its value."""
+    """Rule for one GGUF key: which attribute of a configuration has its value."""
 
     names: tuple[str, ...] = ()
-    """Attributes that may have it. The first one that the configuration's class declares counts."""
+    """Attributes that may have the value. The first one that the configuration's class declares counts."""
     plain: tuple[Any, ...] = ()
-    """Values that change nothing if the configuration has no such attribute."""
+    """Values that change nothing, and so are accepted if the configuration has no such attribute."""
     read: Callable[[Any], Any] | None = None
-    """Computes the value from a configuration, instead of `names`."""
+    """Function that computes the value from a configuration, used instead of `names`."""
     written: bool = False
-    """True to write the file's value into the first declared attribute of `names`."""
+    """Whether the file's value is written into the first declared attribute of `names`."""
 
     def agrees(self, value: Any, config: Any) -> bool:
-        """Return whether `config` computes with the file's `value`."""
+        """Return whether the model of `config` is computed with the file's `value`."""
         if self.read is not None:
             return any(_equal(value, each) for each in (self.read(config), *self.plain))
         name = self.attribute(config)
@@ -74,15 +73,14 @@ class Rule:
         return any(_equal(value, each) for each in (self.plain if has is None else (has,)))
 
     def attribute(self, config: Any) -> str | None:
-        """Return the attribute of `config` that has the value, or None."""
+        """Return the name of the attribute of `config` that has the value, or None."""
         kind: type = type(config)
         declared = _declared(kind)
         return next((each for each in self.names if each in declared), None)
 
 
 def write_settings(header: Settings, config: Any) -> None:
-    """Write settings that the library's reader ignored into its `config`, where it has attributes for
-    them."""
+    """Write settings that the library's reader ignored into its `config`, if it has attributes for them."""
     for key, value in header.settings.items():
         rule = _rule(header.architecture, key)
         name = None if rule is None or not rule.written else rule.attribute(config)
@@ -96,7 +94,8 @@ def write_settings(header: Settings, config: Any) -> None:
 
 
 def unread_settings(header: Settings, config: Any) -> list[str]:
-    """Return the keys of the file, with values, that the library's `config` does not have."""
+    """Return descriptions of the file's settings that the library's `config` does not have: keys and
+    values."""
     return [
         shown(header, key)
         for key, value in header.settings.items()
@@ -105,7 +104,7 @@ def unread_settings(header: Settings, config: Any) -> list[str]:
 
 
 def shown(header: Settings, key: str) -> str:
-    """Return a key of the file and its value, as messages name them."""
+    """Return a key of the file with its value as error messages show them."""
     value = header.settings.get(key)
     text = f"{value:g}" if isinstance(value, float) else str(value)
     short = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
@@ -113,7 +112,7 @@ def shown(header: Settings, key: str) -> str:
 
 
 def head_size(config: Any) -> int:
-    """Return the width of a query head."""
+    """Return the width of an attention head's queries."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -124,14 +123,15 @@ def _rule(architecture: str, key: str) -> Rule | None:
 
 @cache
 def _declared(kind: type) -> frozenset[str]:
-    """Return the attributes that a class of configurations declares. Others that were added have no
+    """Return the attributes that a configuration class declares. Other attributes of its objects have no
     effect."""
     fields = getattr(kind, "__dataclass_fields__", {})
     return frozenset(fields) | frozenset(getattr(kind, "attribute_map", {}))
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Return whether two values are equal. A list of equal values, one a layer, equals that value."""
+    """Return whether two setting values are equal. A list with the same value for each layer equals that
+    value."""
     if other is ANY:
         return True
     if isinstance(value, list) and value and not isinstance(other, list):
@@ -142,7 +142,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _pre_scale(header: Settings, config: Any) -> int:
-    """Return Gemma's attention scale to the power of -2."""
+    """Return the number of which Gemma's attention scale is 1 / sqrt."""
     scale = header.settings.get("attention.scale")
     if isinstance(scale, float) and scale > 0:
         return max(1, round(scale**-2))  # a value that differs from the file's is refused
@@ -190,9 +190,9 @@ ANY: Final = object()
 NONE: Final = (0,)
 ONE: Final = (0, 1)
 OFF: Final = Rule(plain=NONE)
-"""Rule of a key for a feature that no served architecture has."""
+"""Rule of a key for a feature that no supported architecture has: its value must be 0."""
 HARMLESS: Final = Rule(read=lambda _: ANY)
-"""Rule of a key that changes no result, or that is checked elsewhere."""
+"""Rule of a key that changes no result, or that is checked elsewhere: any value is accepted."""
 EPSILONS: Final = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
 POSITIONS: Final = (
@@ -202,7 +202,7 @@ POSITIONS: Final = (
     *("rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type"),
     *("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 )
-"""Keys that `conversion_checks.py` checks."""
+"""Keys of settings for positions and windows, which `conversion_checks.py` checks."""
 
 RULES: Final[Mapping[str, Rule]] = {
     "vocab_size": HARMLESS,  # checked by the embedding's shape
@@ -246,10 +246,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "attention.shared_kv_layers": Rule(("num_kv_shared_layers",), NONE),
     **dict.fromkeys(POSITIONS, HARMLESS),
 }
-"""Rules by key, without the architecture. Other keys that the GGUF package knows may be 0."""
+"""Rules by GGUF key, without the architecture's prefix. Other keys that the gguf package knows must be 0."""
 
 BY_ARCHITECTURE: Final[Mapping[tuple[str, str], Rule]] = {
     ("stablelm", "use_parallel_residual"): HARMLESS,  # llama.cpp and the library decide it by the tensors
     ("gemma2", "attn_logit_softcapping"): Rule(("attn_logit_softcapping",), NONE, written=True),
 }
-"""Rules of single architectures, instead of the general ones."""
+"""Rules for single architectures, which replace the general ones, by (architecture, key)."""

@@ -1,50 +1,51 @@
 """Text splitting and normalization of a GGUF file's tokenizer.
 
-A file names the split that its byte-level vocabulary was trained with (`tokenizer.ggml.pre`, llama.cpp's
-names). The model library knows some of the names, and uses GPT-2's split for any other, which gives other
-tokens than in training. The rules here follow llama.cpp.
+A file names the split into pieces with which its byte-level vocabulary was trained. The key is
+`tokenizer.ggml.pre`, the names are llama.cpp's. The transformers library knows some of the names, and uses
+GPT-2's split for any other, which gives other tokens than in training. The rules here follow llama.cpp.
 """
 
 from typing import Any, Final
 
 BYTE_LEVEL: Final = "gpt2"
-"""Kind of vocabulary (`tokenizer.ggml.model`) with such splits."""
+"""Value of `tokenizer.ggml.model` for byte-level vocabularies, whose texts are split into pieces first."""
 SENTENCES: Final = "llama"
-"""Kind of vocabulary without splits, in which spaces are replaced."""
+"""Value of `tokenizer.ggml.model` for vocabularies without splits, in which a special character replaces
+spaces."""
 SPACE: Final = "\u2581"
 OF_OLD: Final = {"gpt2": "gpt-2", "qwen2": "qwen2"}
-"""Splits of older files that name none, by architecture."""
+"""Names of the splits of older GGUF files that state none, by architecture."""
 AS_GPT2: Final = frozenset(
     {"gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "mellum", "gigachat", "a.x-4.0", "modern-bert"}
     | {"exaone4", "granite-docling"}
 )
-"""Names of GPT-2's split, the default of the library's reader."""
+"""Names of splits that are GPT-2's split, the default of the library's reader."""
 DIGITS_APART: Final = frozenset(
     {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 )
-"""Names of splits that separate every digit, and then split as GPT-2."""
+"""Names of splits that separate every digit, and then split as GPT-2 does."""
 OTHER_NAMES: Final = {
     **dict.fromkeys(("stablelm2", "grok-2", "hunyuan", "solar-open"), "qwen2"),
     **dict.fromkeys(("chatglm-bpe", "glm4", "glm5"), "llama3"),
 }
-"""Names of splits that the library knows under another name."""
+"""Names under which the library knows a split, by its llama.cpp name, if they differ."""
 LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"})
 BEGUN: Final = LLAMA3 | {"falcon3", "falcon-h1", "tekken"}
-"""Splits of models whose texts begin with a start token, if the file does not say."""
+"""Names of splits of models whose texts begin with a start token, unless the file says otherwise."""
 WHOLE_FIRST: Final = BEGUN | {"glm4", "glm5"}
-"""Splits with which a piece that is a token becomes that token, whatever merges would give."""
+"""Names of splits with which a piece that is itself a token becomes that token, without merges."""
 PROBE: Final = "It's 3  o'clock:\n\t x = [1, 22,   345];\r\n\n 汉字 Ünï-çødé, naïve!!  \n"
 
 
 def split_of(header: Any) -> str | None:
-    """Return the name of the split in a `Header`. None if it is unknown."""
+    """Return the name of the split that a GGUF `Header` states, or None if it is unknown."""
     name: str | None = header.of_tokenizer("pre") or OF_OLD.get(header.architecture)
     known = AS_GPT2 | DIGITS_APART | _of_the_library().keys()
     return name if OTHER_NAMES.get(name or "", name) in known else None
 
 
 def split_by(tokenizer: Any, name: str) -> None:
-    """Make the library's `tokenizer` split text and look up pieces as `name` says."""
+    """Make the library's `tokenizer` split text and look up pieces as the split `name` requires."""
     from tokenizers import Regex, pre_tokenizers
 
     backend, known = tokenizer.backend_tokenizer, _of_the_library().get(OTHER_NAMES.get(name, name))
@@ -65,8 +66,10 @@ def split_by(tokenizer: Any, name: str) -> None:
 
 
 def spaced(header: Any) -> bool:
-    """Return whether texts of a `Header`'s vocabulary begin with a space, if the file does not say
-    otherwise."""
+    """Return whether texts of this vocabulary begin with a space, unless the file says otherwise.
+
+    `header`: a GGUF `Header`.
+    """
     return header.of_tokenizer("model") == SENTENCES and not header.architecture.startswith("gemma")
 
 
@@ -83,7 +86,8 @@ def begin_with_a_space(tokenizer: Any) -> None:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return whether two of the library's tokenizers split a text of many kinds in the same way."""
+    """Return whether two tokenizers of the library split a test text with many kinds of characters in the
+    same way."""
     pieces = [each.backend_tokenizer.pre_tokenizer.pre_tokenize_str(PROBE) for each in (one, other)]
     return [each for each, _ in pieces[0]] == [each for each, _ in pieces[1]]
 
