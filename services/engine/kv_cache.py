@@ -1,6 +1,6 @@
 """KV cache of a rank: one tensor for a group of layers, laid out as in `services/pages/layout.py`.
 
-Which sequence owns which page is not known here.
+The cache does not know which sequence owns which page.
 """
 
 from typing import Final
@@ -16,25 +16,25 @@ ALIGNMENT: Final = 4096
 
 
 class PagedKvCache:
-    """`pages` pages of KV memory on one device. Page p is at byte `p * group.page_bytes`.
+    """Memory for `pages` KV pages on one device. Page p starts at byte `p * group.page_bytes`.
 
     Contents are undefined until written. The memory stays at its address until `move`.
     """
 
     def __init__(self, group: KvGroup, pages: int, device: torch.device, beside: int = 0) -> None:
-        """`group`: its planes are keys and values of one length. `beside`: bytes that are to be left on the
-        device.
+        """Allocate the memory. Raises NotEnoughMemory.
 
-        Raises NotEnoughMemory.
+        `group`: KV group, whose planes are keys and values of one length. `beside`: bytes that are to be left
+        on the device.
         """
         self.group = group
         self.planes = len(group.planes)
         (self.head_dim,) = {plane.elements for plane in group.planes}
         self.pages = pages
         self.length = pages * group.page_bytes
-        """Bytes."""
+        """Size of the memory in bytes."""
         self.device = str(device)
-        """"cpu" or "cuda:N"."""
+        """Name of the device: "cpu" or "cuda:N"."""
         self.rows_per_head = len(group.layers) * self.planes * group.page_tokens
         self.rows_per_page = len(group.heads) * self.rows_per_head
         _check_available(self.length, beside, device, group)
@@ -48,35 +48,35 @@ class PagedKvCache:
             ) from error
 
     def populate(self) -> None:
-        """Have the system provide all of the memory now, as `HostMemory.populate` does."""
+        """Have the operating system provide all of the memory now, as `HostMemory.populate` does."""
         if self._host is not None:
             self._host.populate()
 
     def _make_views(self, memory: torch.Tensor) -> None:
-        """Make all views of `memory`."""
+        """Make all tensor views of `memory` that steps use."""
         group, size = self.group, self.group.page_tokens
         flat = memory.view(DTYPES[group.dtype])
         self.address: int = flat.data_ptr()
         self.tensor = flat.view(
             self.pages, len(group.heads), len(group.layers), self.planes, size, self.head_dim
         )
-        """[page][kv head][layer][plane][token][head_dim]"""
+        """All pages as one tensor: [page][kv head][layer][plane][token][head_dim]."""
         rows = flat.view(-1, self.head_dim)
         pages = self.tensor.flatten(4)
         self.places = {layer: index for index, layer in enumerate(group.layers)}
-        """Index of a layer among the layers here, by its id."""
+        """Index of a layer among the layers on this rank, by layer id."""
         self._pages = {layer: pages[:, :, index] for layer, index in self.places.items()}
         kinds = self.tensor.permute(3, 2, 0, 4, 1, 5)
-        """[plane][layer][page][token][kv head][head_dim]"""
+        """All pages, with dimensions reordered: [plane][layer][page][token][kv head][head_dim]."""
         self._kinds = {layer: tuple(kinds[:, index]) for layer, index in self.places.items()}
         self._rows = {layer: rows[self.planes * index * size :] for layer, index in self.places.items()}
 
     def move(self) -> None:
         """Move the contents to another address, so that writes of peers to the old one change nothing.
 
-        While no step runs. Views that were taken before show the old address. Raises CannotMove, and nothing
-        has changed. On a GPU it always does: there the process has to end and start anew, which takes the
-        memory away from every writer.
+        Call it while no step runs. Views that were taken before show the old address. If it raises
+        CannotMove, nothing has changed. On a GPU it always does: there the process has to end and start anew,
+        which takes the memory away from every writer.
         """
         if self._host is None:
             raise CannotMove(f"KV memory on {self.device} cannot be moved within its process")
@@ -85,11 +85,11 @@ class PagedKvCache:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that fit."""
+        """Number of tokens whose keys and values fit into all pages."""
         return self.pages * self.group.page_tokens
 
     def write(self, layer: int, rows: torch.Tensor, entries: torch.Tensor) -> None:
-        """Store `entries` [rows, head_dim], keys or values of the layer with that id.
+        """Store keys or values, `entries` [rows, head_dim], of the layer with id `layer`.
 
         `rows`: page * rows_per_page + head * rows_per_head + offset in the page for a key, page_tokens more
         for a value.
@@ -97,7 +97,7 @@ class PagedKvCache:
         self._rows[layer].index_copy_(0, rows, entries)
 
     def read(self, layer: int, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy `pages` [N] of the layer with that id to `out`, keys before values.
+        """Copy the keys and values of `pages` [N] of the layer with id `layer` to `out`, keys before values.
 
         `out`: [N, kv heads, planes, page_tokens * head_dim], in any memory order. If entries of one head and
         plane are side by side, they form a matrix.
@@ -105,12 +105,14 @@ class PagedKvCache:
         torch.index_select(self._pages[layer], 0, pages, out=out)
 
     def keys_and_values(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """Return views of a layer's keys and values, [page, token, kv head, head_dim] each, strided and
-        writable."""
+        """Return writable views of a layer's keys and of its values, [page, token, kv head, head_dim] each.
+
+        The views are strided.
+        """
         return self._kinds[layer]
 
     def clear_tail(self, page: int, used: int) -> None:
-        """Zero the entries behind the first `used` tokens of `page`, in every layer.
+        """Zero the keys and values behind the first `used` tokens of `page`, in every layer.
 
         Attention multiplies their values by a weight of zero, and zero times a stale NaN is NaN.
         """
@@ -128,7 +130,8 @@ def _check_available(length: int, beside: int, device: torch.device, group: KvGr
 
 
 def _bytes(host: HostMemory | None, length: int, device: torch.device) -> torch.Tensor:
-    """Return `length` page-aligned bytes: those of `host`, else new ones of `device`."""
+    """Return `length` bytes as a tensor, aligned to memory pages: those of `host`, or new ones on
+    `device`."""
     if host is not None:
         return torch.frombuffer(host.view, dtype=torch.uint8)
     memory = torch.empty(length + ALIGNMENT, dtype=torch.uint8, device=device)

@@ -1,6 +1,6 @@
-"""From a model directory to an engine: configuration, weights, checks, and the choice of a runner.
+"""Loading of an engine from a model directory: configuration, weights, checks, and the choice of a runner.
 
-`engine_startup` calls `engine_loading.load_engine`, which loads the library's definition of the model, checks
-what its attention needs, lets `runner_selection` verify faster ways to compute, and builds the engine. May
-import every other wing.
+`engine_startup` calls `engine_loading.load_engine`. That loads the library's definition of the model, and
+checks what its attention needs. `runner_selection` verifies faster executions and chooses one. May import
+every other package of the engine.
 """

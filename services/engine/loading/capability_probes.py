@@ -1,15 +1,15 @@
 """Checks that a model's attention is computed as its authors meant it.
 
 There are two checks. `refuse_by_configuration` reads the model's configuration before any weight is loaded.
-`AttentionProbe` takes the place of attention in small forward passes, and records what each layer asks for. A
-model that asks for anything unknown is refused, so that nothing is computed wrongly.
+`AttentionProbe` takes the place of attention in small forward passes, and records the arguments of each
+layer's call. A model that needs anything unknown is refused, so that nothing is computed wrongly.
 
-A check has to fail in the wrong case (`probe-can-fail`). So the pass has what steps have: a later chunk of
-one sequence, followed by the beginning of another. It is compared with a pass in which the definition counts
-the positions of a single sequence itself. Queries, keys and values differ there if a definition counts a
-step's tokens from 0, or lets a token see others outside its attention.
-A window is wider than any small pass. So spans are derived from the function that the definition makes its
-mask of, around the context's borders (`attention_span.py`). A scale that begins late in the context shows in
+A check has to fail in the wrong case (`probe-can-fail`). So the test pass has what steps have: a later chunk
+of one sequence, followed by the beginning of another. It is compared with a pass in which the definition
+counts the positions of a single sequence itself. Queries, keys and values differ there if a definition counts
+a step's tokens from 0, or mixes tokens outside its attention.
+A window is wider than any small pass. So spans are derived from the function from which the definition makes
+its mask, around the context's borders (`attention_span.py`). A scale that begins late in the context shows in
 a pass at its end, compared with one in which a cache gives the position.
 """
 
@@ -52,7 +52,8 @@ HEEDED: Final = frozenset(
     | {"dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
     | {"logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 )
-"""Options of an attention call that are checked one by one, or that change nothing when tokens are drawn."""
+"""Names of arguments of an attention call that are checked one by one, or that change nothing in
+inference."""
 OPTION_NAMES: Final = {
     MASK: "an attention mask of its own",
     "is_causal": LATER,
@@ -61,27 +62,30 @@ WINDOW: Final = "a window that its mask does not have"
 OTHER_SHAPES: Final = "keys and values of differing shapes"
 COUNTING: Final = "positions that it counts by itself, or tokens that see others outside its attention"
 TOLERANCES: Final = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest relative difference between two passes, by number format."""
+"""Largest relative difference between two test passes that counts as agreement, by number format."""
 ROUNDING: Final = {"float32": 1e-5, "bfloat16": 0.004}
-"""Largest relative difference in the first layer, where hardly anything is rounded."""
+"""Largest accepted relative difference in the first layer, in which hardly anything is rounded, by number
+format."""
 CONTRAST: Final = 4
-"""Least factor by which wrong positions have to differ more than right ones in the first layer."""
+"""Least factor by which wrong positions must differ more than right ones in the first layer."""
 PROBED: Final = 8
-"""Tokens of the small pass."""
+"""Number of tokens of the small test pass."""
 
 
 def probe_positions(context_length: int) -> torch.Tensor:
-    """Return the positions of the small pass: a later chunk, and then a beginning. None is where counting
-    from 0 puts it."""
+    """Return the positions of the test pass's tokens: a later chunk, and then a beginning.
+
+    No position is the one that counting from 0 would give.
+    """
     count = min(PROBED, context_length)
     return torch.arange(count).roll(count // 2)
 
 
 def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -> None:
-    """Raise UnsupportedModel, naming all needs, if the library's `config` or its text part needs what is not
-    served.
+    """Raise UnsupportedModel if the library's `config` or its text part needs features that are not
+    implemented.
 
-    `known`: needs that were found before.
+    The error names all of them, including `known`, those found before. `name`: name of the model.
     """
     text = text_of(config)
     found = [*known, *(what for what, asks in NEEDS.items() if asks(config) or asks(text))]
@@ -107,7 +111,7 @@ def recording_masks() -> Iterator[None]:
 
 
 class ProbedMask(torch.Tensor):
-    """A mask that stands for its `function`. Its values do not count."""
+    """An attention mask that carries the `function` from which it was made. Its own values do not count."""
 
     function: MaskFunction
 
@@ -119,14 +123,17 @@ def _probed_mask(*, mask_function: MaskFunction, q_length: int, kv_length: int, 
 
 
 class CountedPositions:
-    """A cache that holds nothing, and tells definitions how many tokens came before the first one of a
+    """Cache without contents, from which a definition learns how many tokens precede the first one of a
     step."""
 
     is_compileable = False
 
     def __init__(self, before: int | torch.Tensor) -> None:
-        """`before`: that number, or one a token if a step has several sequences: its position minus its place
-        in the step."""
+        """Store the number of tokens `before` the step.
+
+        If a step has several sequences, it is a number for each token: its position minus its index in the
+        step.
+        """
         self._before = before
         self.layers: list[object] = []
         self.is_sliding: list[bool] = []
@@ -142,16 +149,16 @@ class CountedPositions:
 
 
 class AttentionProbe:
-    """An attention that records what it is asked for, and answers with zeros."""
+    """Attention function for test passes, which records its arguments and returns zeros."""
 
     def __init__(self, context_length: int) -> None:
         self._context_length = context_length
         self._calls: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._needs: list[str] = []
         self.attention: dict[int, LayerAttention] = {}
-        """Attention options by layer. Spans are known after a pass within `recording_masks`."""
+        """Attention options by layer. Their spans are known after a pass within `recording_masks`."""
         self._windows: dict[int, int] = {}
-        """Windows that calls ask for beside their masks, by layer."""
+        """Sliding windows in tokens that attention calls state in addition to their masks, by layer."""
 
     def __call__(
         self,
@@ -176,7 +183,7 @@ class AttentionProbe:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def add_need(self, need: str) -> None:
-        """Add a need that is not served."""
+        """Add the description of a feature that the model needs and that is not implemented."""
         self._needs.append(need)
 
     def _see(self, layer: int, query: torch.Tensor, options: dict[str, Any]) -> None:
@@ -205,7 +212,8 @@ class AttentionProbe:
         config: Any,
         layers: Sequence[int] | None = None,
     ) -> Geometry:
-        """Return the shape of attention in this pass. Raises UnsupportedModel if it needs what is not served.
+        """Return the sizes of attention in this pass. Raises UnsupportedModel for features that are not
+        implemented.
 
         `whole`: probe of the tokens as one sequence, with masks and positions from the definition. `counted`:
         probe of this pass with positions from the definition. `order`: positions of this pass. `layers`: ids
@@ -234,23 +242,24 @@ class AttentionProbe:
         return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
 
     def like(self, other: "AttentionProbe", dtype: str) -> bool:
-        """Return whether each layer saw the same as in `other`."""
+        """Return whether each layer got the same queries, keys and values as in the pass of `other`."""
         return self._calls.keys() == other._calls.keys() and all(
             gap(mine, its) <= ROUNDING[dtype] for mine, its in self._pairs(other)
         )
 
     def keeps_lengths(self, other: "AttentionProbe", tolerance: float) -> bool:
-        """Return whether each query, key and value is as long as the one in `other`."""
+        """Return whether each query, key and value is as long as that in the pass of `other`, within
+        `tolerance`."""
         lengths = [[each.float().norm(dim=-1) for each in pair] for pair in self._pairs(other)]
         return all(float((mine - its).norm()) <= tolerance * float(its.norm()) for mine, its in lengths)
 
     def _placed(
         self, whole: "AttentionProbe", counted: "AttentionProbe", order: torch.Tensor, dtype: str
     ) -> bool:
-        """Return whether each layer sees a token as it is seen at its position in `whole`.
+        """Return whether each layer's queries, keys and values are those at the tokens' positions in `whole`.
 
         The first layer, in which hardly anything is rounded, has to be much closer to that than to `counted`.
-        Some position embeddings are small beside those of tokens.
+        Some position embeddings are small compared with those of tokens.
         """
         gaps = [
             (gap(mine, its[:, :, order]), gap(mine, other))
@@ -266,16 +275,16 @@ class AttentionProbe:
 
 
 def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the relative difference of `seen` and `right`. 0 if a number is not finite."""
+    """Return the norm of the difference of `seen` and `right`, relative to `right`. 0 if a number is not
+    finite."""
     difference = float((seen.float() - right.float()).norm() / right.float().norm())
     return 0.0 if isnan(difference) else difference
 
 
 def cached_windows(config: Any) -> dict[int, int]:
-    """Return how many tokens the library's own cache keeps of a layer, of the layers in which it keeps not
-    all.
+    """Return the windows of layers of which the library's own cache stores only some tokens, by layer.
 
-    Masks of some definitions allow more than that, for example Moshi's.
+    Masks of some definitions allow more tokens than that, for example Moshi's.
     """
     layers = DynamicCache(config=text_of(config)).layers
     windows = {index: getattr(layer, "sliding_window", None) for index, layer in enumerate(layers)}
@@ -289,8 +298,7 @@ def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
 
 
 def _setting(config: Any, key: str) -> Any:
-    """Return a setting of the whole model, or None. The library raises for a setting that differs by
-    layer."""
+    """Return a setting of the whole model, or None. The library raises an error if it differs by layer."""
     try:
         return getattr(config, key, None)
     except Exception:

@@ -1,4 +1,4 @@
-"""Files of a draft model: where they are, how weights are quantized, and whether the vocabulary fits."""
+"""Files of a draft model: their location, the quantization of its weights, and a check of its vocabulary."""
 
 import re
 from collections.abc import Iterator
@@ -20,13 +20,14 @@ log = Log(__name__)
 class FoundModel(NamedTuple):
     source: ModelSource
     directory: Path
-    """Directory to load it from."""
+    """Directory from which the draft model is loaded."""
 
 
 def find_draft_model(files: DraftModelFiles, directory: Path) -> FoundModel:
-    """Return the draft model in `files`. A GGUF file is converted the first time.
+    """Return the location of the draft model that `files` name. A GGUF file is converted the first time.
 
-    `directory`: the model that it drafts for. Raises StartupError if it is missing or has another vocabulary.
+    `directory`: directory of the model for which it drafts. Raises StartupError if it is missing or has
+    another vocabulary.
     """
     with draft_errors_named(files):
         source = resolve(files.model)
@@ -36,9 +37,10 @@ def find_draft_model(files: DraftModelFiles, directory: Path) -> FoundModel:
 
 
 def draft_quantization(settings: WorkerSettings, source: ModelSource) -> WeightQuantization | None:
-    """Return the quantization of the draft model, which is the model's.
+    """Return the quantization of the draft model, which is that of the larger model, or None.
 
-    If the blocks of the model's GGUF file are used, a draft model without such a file is not quantized.
+    If the larger model keeps the quantized blocks of its GGUF file, a draft model without such a file is not
+    quantized.
     """
     how = Quantize(settings.quantize)
     if how is Quantize.KEEP and source.kind is not ModelKind.GGUF:
@@ -48,7 +50,7 @@ def draft_quantization(settings: WorkerSettings, source: ModelSource) -> WeightQ
 
 @contextmanager
 def draft_errors_named(files: DraftModelFiles) -> Iterator[None]:
-    """Make StartupErrors within the context name the draft model's settings."""
+    """Make StartupErrors within the context name the draft model's settings instead of the model's."""
     try:
         yield
     except StartupError as error:
@@ -57,7 +59,7 @@ def draft_errors_named(files: DraftModelFiles) -> Iterator[None]:
 
 
 def check_vocabulary(drafts: Path, model: Path) -> None:
-    """Raise StartupError if a token id does not stand for the same token in both directories."""
+    """Raise StartupError unless each token id stands for the same token in both model directories."""
     mine, other = ({id_: text for text, id_ in _vocabulary(each).items()} for each in (drafts, model))
     for id_ in sorted(mine.keys() | other.keys()):
         if mine.get(id_) != other.get(id_):

@@ -1,4 +1,4 @@
-"""Loading of an engine: the model, its execution, and KV pages in the memory that is given."""
+"""Loading of an engine: the model, the execution of its steps, and KV pages of the configured size."""
 
 from functools import partial
 from pathlib import Path
@@ -58,8 +58,9 @@ def load_engine(
 
     Pages take at most `kv_cache_memory` bytes. Every rank has as many, enough for `tokens_min` tokens.
 
-    `topology`, `rank`: of the worker. `rank_group`: joins its ranks, if there are several.
-    `dtype`: "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights.
+    `topology`, `rank`: those of the worker. `rank_group`: collectives between several ranks.
+    `dtype`: "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: real or dummy
+    weights.
     `context_length`: most tokens of a sequence, 0 for what the model's configuration says.
     `quantization`: quantize weights, on a worker of one rank. `device`: "auto", "cpu" or "cuda[:N]".
     `threads`: of the CPU's tensor operations, for the whole process.
@@ -68,8 +69,8 @@ def load_engine(
     `compiled`: compute steps in one compiled call, on a CPU where that is possible.
     `flash_attention`: attend to pages in place, on a GPU with FlashAttention.
 
-    Raises StartupError: a missing, damaged or unsupported model, a number of ranks that it cannot be divided
-    by, a device that is not there, too little memory.
+    Raises StartupError: a missing, damaged or unsupported model, a number of ranks that does not divide it, a
+    device that does not exist, too little memory.
     """
     torch.set_num_threads(threads)
     rank_group = alone() if rank_group is None else rank_group
@@ -120,9 +121,9 @@ def make_runner(
     rows_max: int = 0,
     kernel: PagedKernel | None = None,
 ) -> Runner:
-    """Return a runner over `cache`, which replays decode steps of up to `rows_max` rows where it can.
+    """Return a runner over `cache`, which replays decode steps of up to `rows_max` rows if it can.
 
-    Steps of our decoder are recorded on a GPU. Nothing is recorded yet.
+    Steps of our decoder can be recorded on a GPU. Nothing is recorded yet.
     """
     runner = execution.runner(cache, kernel)
     is_recordable = execution.kind is ExecutionKind.FUSED and model.device.type == "cuda"
@@ -138,9 +139,10 @@ def make_runner(
 
 
 def load_second_engine(engine: TorchEngine, kv_cache_memory: int, tokens_min: int = 1) -> TorchEngine:
-    """Return another engine over the same weights, for prompts, with pages of its own.
+    """Return a second engine over the same weights, for prefill, with KV pages of its own.
 
-    One of the two makes a step at a time. Takes at most `kv_cache_memory` bytes. Raises NotEnoughMemory.
+    Only one of the two engines runs a step at a time. The pages take at most `kv_cache_memory` bytes. Raises
+    NotEnoughMemory.
     """
     (kv,) = engine.layout.groups
     model, execution = engine.model, engine.execution
@@ -161,7 +163,7 @@ def load_second_engine(engine: TorchEngine, kv_cache_memory: int, tokens_min: in
 def _whole_layout(
     model: LibraryModel, dtype: str, page_tokens: int, quantization: WeightQuantization | None
 ) -> KvLayout:
-    """Return the layout of the worker's pages over all ranks."""
+    """Return the layout of the worker's KV pages over all ranks."""
     geometry = model.geometry
     layers, heads = tuple(range(geometry.layers)), tuple(range(geometry.kv_heads))
     return KvLayout(
@@ -175,7 +177,7 @@ def _whole_layout(
 def _check_quantization(
     quantization: WeightQuantization, target: torch.device, rank_group: Collectives, *, compiled: bool
 ) -> None:
-    """Raise StartupError if nothing computes with such weights."""
+    """Raise StartupError if no execution can compute with the weights of `quantization` here."""
     if quantization.how is Quantize.KEEP and quantization.gguf is None:
         raise StartupError(
             f"{quantization}: the model is no GGUF file, whose blocks would be kept: give int8 or int4"

@@ -1,4 +1,4 @@
-"""Calls of the model library that read a configuration and load a definition, with errors in one line."""
+"""Calls of the transformers library that read a configuration and load a model, with errors in one line."""
 
 import inspect
 import traceback
@@ -28,11 +28,11 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 LIBRARY: Final[str] = installed_version
-"""Version of transformers that is installed."""
+"""Installed version of the transformers library."""
 LIBRARY_NEEDED: Final = "5.24"
-"""First version of transformers that this engine is tested with. Other parts of Baton run with 5.19."""
+"""First version of transformers with which this engine is tested. Other parts of Baton run with 5.19."""
 LINE_CHARACTERS: Final = 300
-"""Most characters of a library error in a message."""
+"""Most characters of a library error that a message quotes."""
 
 
 def check_library_version(version: str = LIBRARY) -> None:
@@ -55,9 +55,9 @@ def _release(version: str) -> tuple[int, ...]:
 
 @contextmanager
 def library_errors_in_a_line(directory: Path) -> Iterator[None]:
-    """Turn errors of the model library into an UnsupportedModel of one line that names the model.
+    """Turn errors of the transformers library within the context into an UnsupportedModel of one line.
 
-    The place where the library failed is logged at level debug.
+    It names the model. The place where the library failed is logged at level debug.
     """
     try:
         with reading(directory):
@@ -74,7 +74,7 @@ def library_errors_in_a_line(directory: Path) -> Iterator[None]:
 
 
 def read_configuration(directory: Path, name: str) -> Any:
-    """Return the library's configuration of the model, without its quantization.
+    """Return the library's configuration object of the model, without its quantization.
 
     Raises ModelUnreadable, or UnsupportedModel for a type that the library does not know.
     """
@@ -106,11 +106,11 @@ def load_definition(
     *,
     ours: bool,
 ) -> Any:
-    """Load the library's definition with its weights.
+    """Load the library's definition of a model with its weights, and return it.
 
     `maker`: class that makes a definition of `config`; with `pending` it is the definition's own class.
-    `pending`: weights, if they are not the plain contents of the files. `ours`: use our attention.
-    Raises UnsupportedModel or ModelUnreadable.
+    `pending`: weights, if they are not the plain contents of the files. `ours`: use our attention. Raises
+    UnsupportedModel or ModelUnreadable.
     """
     with load_report() as report:
         try:
@@ -150,9 +150,9 @@ def load_definition(
 
 
 def make_definition(name: str, config: Any, dtype: str, *, ours: bool = True) -> Any:
-    """Return the definition without memory for its weights. `ours`: use our attention.
+    """Return the library's definition of a model without memory for its weights.
 
-    Raises UnsupportedModel.
+    `ours`: use our attention. Raises UnsupportedModel.
     """
     try:
         module = empty_module(config, DTYPES[dtype], ours=ours)
@@ -165,7 +165,7 @@ def make_definition(name: str, config: Any, dtype: str, *, ours: bool = True) ->
 
 
 def check_logits(name: str, module: Any) -> None:
-    """Raise UnsupportedModel if the definition computes the logits of all positions at once."""
+    """Raise UnsupportedModel if the definition can only compute the logits of all positions at once."""
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
         raise UnsupportedModel(
             f"the model {name} ({module.config.model_type}) cannot be served: its definition computes the "
@@ -178,9 +178,10 @@ def _where(frames: traceback.StackSummary) -> str:
 
 
 def _explanation(error: Exception, act: str) -> str:
-    """Return why the library cannot `act`, "load" or "make", a model.
+    """Return the reason why the library cannot `act`, "load" or "make", a model.
 
-    A definition that takes no attention but its own looks ours up among its own by name.
+    A definition that supports only its own attention functions looks ours up among them, and fails with its
+    name.
     """
     cannot = f"the transformers library cannot {act} it"
     if error.args == (ATTENTION_NAME,):
@@ -191,6 +192,6 @@ def _explanation(error: Exception, act: str) -> str:
 
 
 def _all_lines(error: Exception) -> str:
-    """Return an error's text in one line. The library names a wrong value behind the first line."""
+    """Return an error's text in one line. The library names a wrong value only behind the first line."""
     text = " ".join(str(error).split())
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…"

@@ -1,4 +1,4 @@
-"""The model library's definition of a model with our attention, checked before it is served."""
+"""A model as the transformers library defines it, with our attention, checked before it is served."""
 
 import inspect
 from collections import Counter
@@ -38,7 +38,8 @@ FAILURES: Final = (RuntimeError, AttributeError, TypeError, ValueError, LookupEr
 
 
 class LibraryModel:
-    """A loaded definition, or one rank's part of it. Used from one thread at a time."""
+    """A model loaded by the transformers library, or one rank's part of it. Used from one thread at a
+    time."""
 
     def __init__(
         self,
@@ -52,46 +53,46 @@ class LibraryModel:
         *,
         row_by_row: bool = False,
     ) -> None:
-        """Check `module` by small forward passes, without other ranks.
+        """Check `module`, the library's definition, by small forward passes without other ranks.
 
         The last pass is at the end of the context, where a table of positions may be too short.
-        `load`: loads `module` once more. `quantized`: weights that are multiplied as codes.
-        `row_by_row`: the module uses its own attention.
-        Raises UnsupportedModel.
+        `load`: loads `module` once more. `quantized`: quantized weights, if steps multiply them without
+        dequantizing them first. `row_by_row`: the module uses its own attention. Raises UnsupportedModel.
         """
         self.facts = facts
         self.dtype = dtype
         self.device = device
         self.quantized = None if quantized is None else dict(quantized)
-        """Codes of the weights, if steps multiply codes. Only a compiled step can."""
+        """Quantized weights by linear layer, if steps multiply them as such, else None. Only a compiled step
+        can."""
         self.module = module
-        """The definition, or this stage of it. None after `release`."""
+        """The library's definition, or this pipeline stage of it. None after `release`."""
         self._shard = shard
         self._load = load
         self._needs_counts = False
-        """Steps have to pass a cache that counts positions."""
+        """Whether each forward pass must get a cache from which the definition learns positions."""
         parameters = inspect.signature(module.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.definition = LibraryDefinition(module) if row_by_row else None
-        """Set if the model can be computed row by row only."""
+        """The definition with its own attention, if the model can only be computed row by row, else None."""
         self.geometry: Geometry
         self.attention: Mapping[int, LayerAttention]
-        """Attention options by layer id, of the layers with our attention."""
+        """Attention options by layer id, for the layers with our attention."""
         if self.definition is None:
             self.geometry, self.attention, width = self._check_over_pages(module)
         else:
             self.geometry, self.attention, width = self._check_row_by_row(self.definition)
         self.spans = {layer: each.span for layer, each in self.attention.items() if each.span is not None}
-        """Attention spans by layer id, of the layers whose tokens do not see the whole context."""
+        """Attention spans by layer id, for layers whose tokens do not attend to the whole context."""
         self.vocab_size: int = width
         self.weight_bytes: int = _bytes_read(module)
-        """Bytes of weights that a step reads, whatever it computes."""
+        """Bytes of weights that every step reads, whatever its rows are."""
         self.products: Counter[tuple[int, int]] = Counter(
             (each.out_features, each.in_features)
             for each in module.modules()
             if isinstance(each, torch.nn.Linear)
         )
-        """Number of linear layers, by shape [out, in]."""
+        """Number of linear layers by their shape [out, in]."""
 
     def logits(
         self,
@@ -101,10 +102,11 @@ class LibraryModel:
         attend: AttentionFunction,
         counts: CountedPositions | None = None,
     ) -> torch.Tensor | None:
-        """Return [N, vocabulary] logits in the model's dtype, by the library's definition.
+        """Return the logits [N, vocabulary] of a batch in the model's dtype, computed by the library's
+        definition.
 
-        `tokens`: [1, T] flat batch. `positions`: [1, T], or None if the definition is to count them.
-        `keep`: [N] places of the batch. `counts`: cache by which the definition counts.
+        `tokens`: [1, T] flat batch. `positions`: [1, T], or None if the definition is to count them. `keep`:
+        [N] indices of tokens in the batch. `counts`: cache from which the definition learns positions.
         Every rank calls it. One of them gets the logits, the others None.
         """
         if counts is None and positions is not None and self._needs_counts:
@@ -122,32 +124,38 @@ class LibraryModel:
         return logits if shard is None or shard.has_logits else None
 
     def structure(self) -> ModelStructure:
-        """Return the parts of the definition. Raises UnknownStructure."""
+        """Return the modules and weights of the definition for our own executions. Raises
+        UnknownStructure."""
         structure = find_structure(self.module, self.geometry.head_dim, self.attention.values())
         if not self._only_rotates:
             raise UnknownStructure("queries or keys that their position does more to than turn them")
         return structure
 
     def exactly(self) -> AbstractContextManager[None]:
-        """Compute the definition, of the common structure, in float32 within the context."""
+        """Make the definition, if it has the common structure, compute in float32 within the context."""
         return exactly(self.module, self.quantized or {})
 
     def weights(self) -> list[torch.Tensor]:
-        """Return every weight of the definition once, tied ones too."""
+        """Return every weight of the definition once, including tied ones."""
         return [each.data for each in self.module.parameters()]
 
     def release(self) -> None:
-        """Drop the definition: an execution has taken its weights, which are not to be held twice."""
+        """Drop the definition after an execution has taken its weights, so that they are not in memory
+        twice."""
         self.module = None
 
     def reload(self) -> None:
-        """Load the definition again after `release`. Raises what loading a model raises."""
+        """Load the definition again after `release`. Raises the errors of loading a model."""
         if self._load is None:
             raise AssertionError("a rank's part of a model was released")
         self.module = self._load()
 
     def _check_over_pages(self, module: Any) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
-        """Return the attention of the model and the number of logits. Raises UnsupportedModel."""
+        """Check that the definition computes with our attention.
+
+        Returns its sizes and its attention options by layer, and the number of logits. Raises
+        UnsupportedModel.
+        """
         facts, device, shard = self.facts, self.device, self._shard
         probe, whole, counted = (AttentionProbe(facts.context_length) for _ in range(3))
         order = probe_positions(facts.context_length).to(device)
@@ -190,7 +198,8 @@ class LibraryModel:
         return geometry, {}, self.facts.vocab_size
 
     def _finds_positions(self, tokens: torch.Tensor, keep: torch.Tensor) -> bool:
-        """Return whether positions at the context's end give what counting by a cache gives there.
+        """Return whether given positions at the context's end have the same effect as positions counted by a
+        cache.
 
         Some definitions agree only if they get a cache that counts, for example to scale queries by the
         length of a sequence. Then every step passes one.
@@ -216,7 +225,8 @@ class LibraryModel:
         keep: torch.Tensor,
         counts: CountedPositions | None = None,
     ) -> AttentionProbe | None:
-        """Return what a forward pass asks of attention, or None if the definition cannot compute it."""
+        """Return the record of attention calls in one forward pass, or None if the definition cannot compute
+        it."""
         probe = AttentionProbe(self.facts.context_length)
         try:
             self.logits(tokens, positions, keep, probe, counts)
@@ -228,9 +238,9 @@ class LibraryModel:
 
     @cached_property
     def _only_rotates(self) -> bool:
-        """True if queries and keys are as long at the context's end as at its beginning.
+        """Whether queries and keys are as long at the context's end as at its beginning.
 
-        Then what positions do to them may be a rotation.
+        If so, positions may change them by a rotation alone.
         """
         where = torch.arange(ROTATED_TOKENS, device=self.device)[None]
         context = self.facts.context_length
@@ -247,7 +257,8 @@ def _heads_of(geometry: Geometry) -> str:
 
 
 def _bytes_read(module: Any) -> int:
-    """Return the bytes of all weights. Of an untied embedding a step reads single rows only."""
+    """Return the bytes of all weights, without those of an untied embedding, of which a step reads single
+    rows only."""
     table, head = module.get_input_embeddings(), module.get_output_embeddings()
     read = [
         each
@@ -268,7 +279,8 @@ def _cannot_run(name: str, config: Any, error: Exception) -> UnsupportedModel:
 
 
 def _missing_setting(config: Any, error: Exception) -> str:
-    """Return a hint at the setting whose absence made a definition fail: the library's error names none."""
+    """Return a hint at a missing setting that may have made a definition fail. The library's error names
+    none."""
     if getattr(config, "pad_token_id", None) is not None or "NoneType" not in str(error):
         return ""
     return "; its config.json has no pad_token_id, by which its definition finds positions: write one in"

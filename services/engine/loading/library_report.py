@@ -1,4 +1,4 @@
-"""Messages of the model library: its report on weights that it could not load, and first lines of its errors.
+"""Error messages of the transformers library in one line, and its report on weights that it could not load.
 
 The library logs the report as a table of many lines, and its errors refer to "the above report". Here the
 report is read instead of logged, so that one line says what is wrong.
@@ -17,11 +17,11 @@ CAUSE: Final = re.compile(
     r"^\w+(?:Error|Exception): (.+)\n.*\nError.* (?:destined for|processing parameter) (\S+?)(?:\. .*)?$",
     re.MULTILINE,
 )
-"""An error in the report, and the weight for which it occurred."""
+"""Pattern that finds an error in the report, and the weight for which it occurred."""
 
 
 class LoadReport(logging.Filter):
-    """Log filter that takes the report out of the log."""
+    """Log filter that takes the library's report on weights out of the log and stores its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,8 @@ class LoadReport(logging.Filter):
         return False
 
     def explain(self, error: str) -> str:
-        """Return the library's `error`, or the cause in its report if the error refers to that."""
+        """Return the library's `error`, or its cause from the report if the error only refers to the
+        report."""
         if REFERS not in error:
             return error
         found = CAUSE.search(self._text)
@@ -44,7 +45,7 @@ class LoadReport(logging.Filter):
 
 @contextmanager
 def load_report() -> Iterator[LoadReport]:
-    """Read the library's report while it loads weights in the context."""
+    """Capture the library's report while it loads weights within the context."""
     report, logger = LoadReport(), logging.getLogger(LOGGER)
     logger.addFilter(report)
     try:

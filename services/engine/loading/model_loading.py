@@ -1,4 +1,5 @@
-"""Loading of a model directory, or of one rank's part of it, as a checked definition."""
+"""Loading of a model directory, or of one rank's part of it, as a checked model of the transformers
+library."""
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +65,7 @@ def load_model(
     context_length: int = 0,
     quantization: WeightQuantization | None = None,
 ) -> LibraryModel:
-    """Load the model in `directory`, or the part of it that the rank of `rank_group` has.
+    """Load the model in `directory`, or the part of it that belongs to the rank of `rank_group`.
 
     `dtype`: "bfloat16" or "float32", in which weights are loaded at once. `device`: "auto", "cpu" or
     "cuda[:N]". `load_format`: real or dummy weights. `context_length`: most tokens of a sequence, 0 for what
@@ -135,7 +136,8 @@ def _load_model(
 
 
 def _refuse_all(directory: Path, found: UnsupportedModel, missing: Sequence[str]) -> None:
-    """Raise UnsupportedModel with the needs that were `found`, those `missing`, and the configuration's."""
+    """Raise UnsupportedModel with the needs in `found`, those in `missing`, and those of the
+    configuration."""
     name = own_name(directory)
     try:
         config = read_configuration(directory, name)
@@ -151,7 +153,7 @@ def _over_pages(
     device: torch.device,
     quantization: WeightQuantization | None,
 ) -> LibraryModel:
-    """Load a definition that computes with our attention. Raises UnsupportedModel."""
+    """Load a model that computes with our attention over pages. Raises UnsupportedModel if it cannot."""
 
     def quantized_module() -> Any:
         module = load()
@@ -167,7 +169,7 @@ def _over_pages(
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Release what the frames of `error` hold, so that weights are not held twice."""
+    """Release the local variables in the frames of `error`, so that weights are not in memory twice."""
     raised: BaseException | None = error
     while raised is not None:
         traceback.clear_frames(raised.__traceback__)
@@ -177,7 +179,7 @@ def _clear_frames(error: BaseException) -> None:
 def load_row_by_row(
     load: Callable[..., Any], facts: ModelFacts, dtype: str, device: torch.device
 ) -> LibraryModel:
-    """Load a definition that has or needs its own attention. Raises UnsupportedModel."""
+    """Load a model that computes row by row with its own attention. Raises UnsupportedModel."""
     model = LibraryModel(load(ours=False).to(device), facts, dtype, device, row_by_row=True)
     log.info("each row of a step is computed by itself, by the model library with its own attention")
     return model
@@ -193,7 +195,7 @@ def _load_quantized(
     *,
     ours: bool,
 ) -> Any:
-    """Load a quantized checkpoint as plain numbers."""
+    """Load a quantized checkpoint, with its weights dequantized to plain numbers."""
     empty = make_definition(name, config, dtype, ours=ours)
     size = bytes_of(empty, {})
     _check_memory(directory, device, size)
@@ -216,7 +218,7 @@ def _open_weights(
 
 
 def _log_dequantization(directory: Path, checkpoint: CheckpointQuantization, size: int) -> None:
-    """`size`: bytes of the weights in memory."""
+    """Log that a checkpoint is dequantized as it is loaded. `size`: bytes of its weights in memory."""
     log.info(
         "weights are dequantised as they are loaded",
         method=checkpoint.method,
@@ -251,7 +253,7 @@ def _load_shard(
     *,
     dummy: bool,
 ) -> Any:
-    """Load one rank's part of a model."""
+    """Load one rank's part of a model, and return the modules that its pipeline stage runs."""
     module = make_definition(name, config, dtype)
     check_logits(name, module)
     with nullcontext() if dummy else _open_weights(directory, checkpoint, dtype) as files:
@@ -268,7 +270,7 @@ def _load_shard(
 
 
 def _check_memory(directory: Path, device: torch.device, least: int) -> None:
-    """Raise StartupError if the weights, at least `least` bytes, cannot fit."""
+    """Raise StartupError if the model's weights, at least `least` bytes, cannot fit on `device`."""
     short = memory_shortage(device, least)
     if short is not None:
         raise StartupError(f"the model {directory} takes at least {least} bytes on {device}, and {short}")

@@ -1,14 +1,14 @@
-"""Partition of a model's definition, so that each rank computes its part of it.
+"""Partition of a model's definition among ranks, for tensor and pipeline parallelism.
 
-It follows the plans that the library has for each definition. The tensor-parallel plan names the weights that
-are divided and how. The pipeline plan names what comes before and after the layers. Parts of the common kind
-are divided even if a plan leaves them whole. Whatever a plan asks for that is unknown here is refused by
-name.
+It follows the plans that the transformers library has for each definition. The tensor-parallel plan names the
+weights that are divided and how. The pipeline plan names the modules before and after the layers. Modules of
+the common kind are divided even if a plan leaves them whole. A plan that requires anything unknown is
+refused, with its name.
 
-Attention is divided by heads, also if its plan joins the heads again: each rank has the pages of its own
-heads. Of experts each rank has a part, or some of them, by their plan. Within a stage every rank has all
-hidden states. The embedding is whole on every tensor rank of the first stage. The head is divided by the
-vocabulary. Stages take turns: while one computes, the others wait.
+Attention is divided by heads, even if its plan joins the heads again: each rank has the pages of its own
+heads. Of experts each rank has a part of each, or some of them, by their plan. Within a stage every rank has
+all hidden states. The embedding is whole on every tensor-parallel rank of the first stage. The head is
+divided by the vocabulary. Stages take turns: while one computes, the others wait.
 """
 
 import copy
@@ -38,18 +38,23 @@ from baton.models.model_facts import UnsupportedModel
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"
 GATHERED: Final = ("colwise_gather_output", "colwise_rep")
-"""Styles divided like columns whose results are joined again. The head's are joined on the rank that
-draws."""
+"""Tensor-parallel styles of linear layers that are divided by columns and whose results are joined again.
+
+Those of the model's head are joined on the rank that samples.
+"""
 SPREAD: Final = ("rowwise_split_input", "rowwise_rep")
-"""Styles divided like rows whose input was joined."""
+"""Tensor-parallel styles of linear layers that are divided by rows and whose input was joined before."""
 PACKED_COLUMNS: Final = "packed_colwise"
 PACKED_ROWS: Final = "packed_rowwise"
-"""Style of two weights in one, gate and up, each of which is divided. PACKED_COLUMNS likewise."""
+"""Tensor-parallel style of one weight that contains two, gate and up, each divided by rows.
+
+PACKED_COLUMNS is the same by columns.
+"""
 SUMMED: Final = ("moe_tp_experts", "all_reduce")
-"""Styles of modules whose results are parts of a sum."""
+"""Tensor-parallel styles of modules whose results have to be added up over the ranks."""
 BY_EXPERT: Final = "grouped_gemm"
 DISPATCHED: Final = "ep_dispatch_experts"
-"""Style of experts of which each rank has some."""
+"""Tensor-parallel style of experts of which each rank has some whole ones."""
 WHOLE: Final = (
     "replicate",
     "replicated_with_grad_allreduce",
@@ -57,36 +62,38 @@ WHOLE: Final = (
     "embedding_colwise",
     "local_params",
 )
-"""Styles of what every rank may compute by itself."""
+"""Tensor-parallel styles of modules that are replicated: every rank computes them whole."""
 STAGED: Final = ("embed_tokens", "layers", "norm")
-"""Pipeline plan of a definition that has no plan and consists of these parts."""
+"""Pipeline plan for a definition that has no plan of its own and consists of these modules."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
 QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
-"""Names of projections, one of which an attention that is divided by heads has."""
+"""Names of query projections. An attention that is divided by heads has one of them."""
 ALL_HEADS: Final = "qkv_proj"
-"""The one that joins queries, keys and values, in this order."""
+"""Name of a projection that joins queries, keys and values, in this order."""
 PAIR: Final = "gate_up_proj"
-"""A projection that joins gate and up."""
+"""Name of a projection that joins gate and up."""
 FED: Final = {"o_proj": QUERIES, "out_proj": QUERIES, "down_proj": (PAIR,)}
-"""Projections whose input is the divided output of others, by their name."""
+"""Projections whose input is the divided output of other projections: names of these, by their own name."""
 COMMON: Final[Mapping[str, Mapping[str, str]]] = {
     "self_attn": {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS, "out_proj": ROWS}
     | {"gate_proj": COLUMNS, "sinks": COLUMNS},
     "mlp": {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS},
 }
-"""Tensor-parallel plan of a part of a layer that the definition's own plan leaves whole. The part consists of
-these modules, and of norms over a head."""
+"""Tensor-parallel plan, by part of a layer, used if the definition's own plan leaves that part whole.
+
+The part consists of these modules, and of norms over a head.
+"""
 COUNTS: Final = {
     "query_heads": ("num_heads", "num_attention_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
 }
-"""Attributes in which an attention has its numbers of heads."""
+"""Names of the attributes in which an attention module may store its numbers of heads."""
 
 
 def partition_stages(name: str, module: Any, shard: RankShard) -> Any:
-    """Remove from `module` what is not in the stage of `shard`.
+    """Remove the modules of other pipeline stages from `module`, and return the module that this stage runs.
 
-    Returns what the stage runs: all that is left, without the head if another stage has it.
+    That is all that is left, without the head if another stage has it.
     """
     if shard.layers == tuple(range(shard.whole.layers)):
         return module
@@ -122,9 +129,10 @@ def partition_stages(name: str, module: Any, shard: RankShard) -> Any:
 
 
 def partition_weights(name: str, module: Any, shard: RankShard) -> dict[str, Cut]:
-    """Replace the modules that the model's tensor-parallel plan divides.
+    """Replace the modules that the model's tensor-parallel plan divides among ranks.
 
-    Returns this rank's part of each divided parameter. All are on the meta device still.
+    Returns this rank's part of each divided parameter, by the parameter's name. All are on the meta device
+    still.
     """
     if shard.tensor_ranks == 1:
         return {}
@@ -144,7 +152,7 @@ def partition_weights(name: str, module: Any, shard: RankShard) -> dict[str, Cut
 
 
 class WeightPartitioner:
-    """Divides the modules of one definition by their styles."""
+    """Divides the modules of one definition among tensor-parallel ranks, by the style of each module."""
 
     def __init__(self, name: str, module: Any, shard: RankShard, plan: Mapping[str, str]) -> None:
         self.cuts: dict[str, Cut] = {}
@@ -226,7 +234,10 @@ class WeightPartitioner:
         setattr(self._module, path, ParallelHead(child, self._shard.link, each))
 
     def _of_heads(self, weight: torch.Tensor, parts: tuple[int, ...]) -> Cut:
-        """Return this rank's heads in a weight of several `parts`, given as numbers of heads."""
+        """Return this rank's part of a weight that stacks several projections, by heads.
+
+        `parts`: number of heads of each projection.
+        """
         shard, ranges, begin = self._shard, [], 0
         width = len(weight) // sum(parts)
         for heads in parts:
@@ -239,7 +250,11 @@ class WeightPartitioner:
         return Cut(0, tuple(ranges))
 
     def _even(self, path: str, weight: torch.Tensor, dim: int, packed: int = 1) -> Cut:
-        """Return this rank's part of each of `packed` equal weights that are stacked in one."""
+        """Return this rank's part of a weight along the dimension `dim`.
+
+        `packed`: number of equal weights that are stacked in it, each of which is divided. Raises
+        CannotSplit.
+        """
         ranks, here, size = self._shard.tensor_ranks, self._shard.tensor_rank, weight.shape[dim]
         if size % (ranks * packed):
             raise CannotSplit(
@@ -251,7 +266,7 @@ class WeightPartitioner:
         return Cut(dim, tuple(range(begin, begin + each) for begin in begins))
 
     def _heads(self, path: str, attention: Any) -> None:
-        """Adjust the head counts and norms of an attention to this rank's heads."""
+        """Adjust the head counts and norms of an attention module to this rank's heads."""
         shard = self._shard
         if hasattr(attention, "config"):
             attention.config = copy.copy(attention.config)
@@ -266,7 +281,8 @@ class WeightPartitioner:
                     self._norm(attention, own, child, f"{path}.{own}.{word}", weight)
 
     def _norm(self, attention: Any, own: str, child: nn.Module, path: str, weight: nn.Parameter) -> None:
-        """Divide a norm, unless it is over each head alone with the same weights."""
+        """Divide a norm of an attention module, unless it normalizes each head alone with the same
+        weights."""
         whole, seen = self._shard.whole, self._shard.seen
         if weight.shape == (whole.head_dim,):
             return
@@ -306,7 +322,8 @@ def _tensor_plan(name: str, module: Any, head_dim: int) -> dict[str, str]:
 
 
 def _common_plan(text: Any, plan_entries: Mapping[str, str], head_dim: int) -> dict[str, str]:
-    """Return the common plan for those parts of `text`'s layers that the plan `plan_entries` leaves whole."""
+    """Return a tensor-parallel plan for the common parts of `text`'s layers that `plan_entries` leaves
+    whole."""
     plan: dict[str, str] = {}
     for part, styles in COMMON.items():
         found = [getattr(layer, part, None) for layer in getattr(text, "layers", ())]
@@ -321,13 +338,14 @@ def _common_plan(text: Any, plan_entries: Mapping[str, str], head_dim: int) -> d
 
 
 def _parts(part: nn.Module, head_dim: int) -> set[str]:
-    """Return the names of the modules with weights, without norms over a head."""
+    """Return the names of the child modules of `part` with weights, without norms over a head."""
     paths = (path for path, weight in part.named_parameters() if weight.shape != (head_dim,))
     return {path.partition(".")[0] for path in paths}
 
 
 def _experts_plan(module: Any, plan_entries: Mapping[str, str]) -> dict[str, str]:
-    """Return a plan for experts that the tensor-parallel plan leaves whole."""
+    """Return the library's plan for experts, if the tensor-parallel plan leaves them whole, else an empty
+    one."""
     experts: dict[str, str] = getattr(text_of(module.config), "base_model_ep_plan", None) or {}
     return {} if plan_entries.keys() & experts.keys() else experts
 
@@ -337,12 +355,12 @@ def _fed(holder: nn.Module, own: str) -> bool:
 
 
 def _pattern(path: str) -> str:
-    """Return a path as plans write it."""
+    """Return the path of a module or parameter with `*` for layer numbers, as plans spell it."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 def _with_weights(module: Any, named: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the submodule that are not `named` and have parameters."""
+    """Yield the child modules of `module` that have parameters and whose names are not in `named`."""
     for child, submodule in module.named_children():
         if child not in named and next(submodule.parameters(), None) is not None:
             yield child, submodule

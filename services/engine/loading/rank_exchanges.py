@@ -1,4 +1,4 @@
-"""Modules at which the ranks of a model exchange results or pass them on."""
+"""Modules in which the ranks of a model exchange results: sums, gathers, and transfers between stages."""
 
 from typing import Any, Final
 
@@ -10,12 +10,11 @@ from baton.engine.loading.rank_shard import RankLink
 from baton.models.model_facts import UnsupportedModel
 
 NEAR: Final = 1e-5
-"""Relative difference that rounding may make to a norm that is computed in another order."""
+"""Relative and absolute tolerance within which an RMS norm computed in another order counts as the same."""
 
 
 class RowParallelLinear(nn.Module):
-    """Columns of a linear layer whose input is divided as its weight is. Each rank has a part of every
-    sum."""
+    """Linear layer of which each rank has some input columns. The ranks' partial results are added up."""
 
     def __init__(self, linear: nn.Linear, link: RankLink) -> None:
         super().__init__()
@@ -29,10 +28,10 @@ class RowParallelLinear(nn.Module):
 
 
 class ParallelHead(nn.Module):
-    """Rows of the last linear layer. The first tensor rank gets all results."""
+    """The model's head, of which each tensor-parallel rank has some rows. The first rank gets all logits."""
 
     def __init__(self, linear: nn.Linear, link: RankLink, each: int) -> None:
-        """`each`: most rows of a rank. The last rank may have fewer."""
+        """Take this rank's rows of `linear`. `each`: most rows of a rank. The last rank may have fewer."""
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
@@ -47,12 +46,12 @@ class ParallelHead(nn.Module):
 
 
 class ParallelNorm(nn.Module):
-    """An RMS norm over all heads of a token, of which each rank has some."""
+    """An RMS norm over all heads of a token together, of which each rank has some."""
 
     def __init__(self, norm: nn.Module, link: RankLink, copies: int) -> None:
-        """`norm`: the definition's norm over all heads. `copies`: number of ranks that have the same heads.
+        """Take over the weight of `norm`, the definition's norm over all heads.
 
-        Raises ValueError for a norm of another kind.
+        `copies`: number of ranks that have the same heads. Raises ValueError if it is no RMS norm.
         """
         super().__init__()
         kind = f"a {type(norm).__name__}"
@@ -80,7 +79,7 @@ class ParallelNorm(nn.Module):
 
 
 class MissingEmbedding(nn.Module):
-    """Placeholder of an embedding that is on another stage.
+    """Placeholder of an embedding that is on another pipeline stage.
 
     In a step it returns NaN, so that a definition which uses it after its first layer computes NaN. While the
     link to other stages is cut it returns distinct numbers for each token, for checks.
@@ -96,7 +95,7 @@ class MissingEmbedding(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """An empty tensor: definitions read its device."""
+        """An empty tensor, since definitions read the device of this weight."""
         return self.none
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -107,7 +106,7 @@ class MissingEmbedding(nn.Module):
 
 
 class SkippedLayer(nn.Module):
-    """Placeholder of a layer that is on another stage. Its attributes are the layer's."""
+    """Placeholder of a layer that is on another pipeline stage. It has the attributes of that layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -121,10 +120,11 @@ class SkippedLayer(nn.Module):
 
 
 class SkippedTail(nn.Module):
-    """Placeholder of a module behind the last layer that is on another stage."""
+    """Placeholder of a module that follows the last layer, on a pipeline stage without that module."""
 
     def __init__(self, name: str, last: nn.Module) -> None:
-        """`name`: of the model. `last`: the stage's last layer."""
+        """Watch `last`, the stage's last layer, so that a use before it raises an error. `name`: name of the
+        model."""
         super().__init__()
         self._name = name
         self._passed = False
@@ -144,7 +144,8 @@ class SkippedTail(nn.Module):
 
 
 def receive_input(layer: nn.Module, link: RankLink) -> None:
-    """Make `layer` compute what the previous stage sends, whatever its input is."""
+    """Make `layer` compute on the hidden states that the previous pipeline stage sends, instead of its
+    input."""
 
     def received(_: object, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if given:
@@ -155,12 +156,13 @@ def receive_input(layer: nn.Module, link: RankLink) -> None:
 
 
 def sum_results(module: nn.Module, link: RankLink) -> None:
-    """Make `module` return the sum of its results on all tensor ranks."""
+    """Make `module` return the sum of its results on all tensor-parallel ranks."""
     module.register_forward_hook(lambda _, __, out: link.rank_group.sum(out))
 
 
 def dispatch_experts(experts: Any, own: range, link: RankLink) -> None:
-    """Make `experts`, which are `own` of all, compute the tokens routed to them, and sum over ranks.
+    """Make `experts` compute only tokens that are routed to the experts `own` on this rank, and sum over
+    ranks.
 
     Tokens routed to other experts get no weight, and the id of no expert.
     """

@@ -1,4 +1,4 @@
-"""The layers and heads of a model that one of several ranks computes."""
+"""The part of a model that one of several ranks computes: its layers and heads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ from baton.runtime.errors import StartupError
 
 
 class CannotSplit(StartupError):
-    """`--tp` or `--pp` does not divide this model. The text names the number."""
+    """The setting `--tp` or `--pp` does not divide this model. The text names the number."""
 
 
 @dataclass(slots=True)
 class RankLink:
-    """Connection to the other ranks, which can be cut."""
+    """Connection of a model's modules to the other ranks, which can be cut for checks."""
 
     rank_group: Collectives
     is_cut: bool = False
@@ -42,7 +42,7 @@ class RankLink:
 
 @dataclass(frozen=True, slots=True)
 class RankShard:
-    """One rank's part of a model. All ranks together have `whole`."""
+    """One rank's part of a model: its layers and KV heads. `whole` has the sizes of the whole model."""
 
     link: RankLink
     whole: Geometry
@@ -51,12 +51,12 @@ class RankShard:
 
     @property
     def last(self) -> bool:
-        """True if this stage has the head."""
+        """Whether this rank is on the last pipeline stage, which has the model's head."""
         return self.layers[-1] == self.whole.layers - 1
 
     @property
     def has_logits(self) -> bool:
-        """True if this rank gets all logits."""
+        """Whether this rank gets all logits."""
         return self.last and self.tensor_rank == 0
 
     @property
@@ -69,7 +69,7 @@ class RankShard:
 
     @property
     def seen(self) -> Geometry:
-        """Shape of the model as this rank's attention sees it."""
+        """Sizes of attention on this rank: those of the whole model with this rank's numbers of heads."""
         return replace(
             self.whole,
             query_heads=self.whole.query_heads // self.tensor_ranks,
@@ -78,8 +78,10 @@ class RankShard:
 
 
 def find_rank_shard(name: str, config: Any, rank_group: Collectives) -> RankShard:
-    """Return the part of the model `name` for the rank of `rank_group`. Raises UnsupportedModel or
-    CannotSplit."""
+    """Return the part of the model `name` that the rank of `rank_group` computes.
+
+    Raises UnsupportedModel or CannotSplit.
+    """
     topology = rank_group.topology
     if topology.context > 1:
         raise CannotSplit(f"{topology.context} context-parallel ranks: no engine computes with more than one")
@@ -101,7 +103,7 @@ def find_rank_shard(name: str, config: Any, rank_group: Collectives) -> RankShar
 
 
 def _geometry(name: str, config: Any) -> Geometry:
-    """Return the shape of attention in the configuration, before anything is loaded."""
+    """Return the sizes of attention according to the configuration, before anything is loaded."""
     layers, queries, hidden = (
         getattr(config, key, None) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )

@@ -1,8 +1,8 @@
 """Rotary frequencies of models that choose them by the length of a sequence.
 
 Pages hold rotated keys, sequences of any length share them, and a step has sequences of many lengths. So one
-set of frequencies is used: those for the length of the context. The library chooses again in each step, and
-finds the same ones.
+set of frequencies is used: those for the length of the context. The transformers library chooses again in
+each step, and finds the same ones.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from baton.engine.loading.text_model import text_of
 from baton.models.model_facts import UnsupportedModel
 
 BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
-"""Pairs of settings of longrope: for lengths up to the original context, and beyond."""
+"""Pairs of longrope settings: one for lengths up to the original context, one for longer sequences."""
 
 
 def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
-    """Leave in the library's `config` only the rotary factors for `context_length` tokens.
+    """Leave in the library's `config` only the rotary factors for a context of `context_length` tokens.
 
-    Raises UnsupportedModel if no factors serve all lengths.
+    Raises UnsupportedModel if no factors are valid for all lengths.
     """
     text = text_of(config)
     for rotation in _rotations(text):
@@ -37,7 +37,7 @@ def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
 
 
 def _rotations(text: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rotary settings, of all layers or of each type of layer."""
+    """Yield the rotary settings of a configuration: those of all layers, or those of each layer type."""
     settings = getattr(text, "rope_parameters", None) or {}
     yield from (
         each for each in (settings, *settings.values()) if isinstance(each, dict) and "rope_type" in each

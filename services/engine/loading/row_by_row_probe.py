@@ -1,8 +1,8 @@
 """Check whether a definition with its own attention can run over pages, row by row.
 
-Pages suffice if a definition needs of earlier tokens nothing but their keys, values and positions. To see
-that, chunks of two sequences in turns are compared with each whole sequence without a cache
-(`probe-can-fail`).
+Pages suffice if a definition needs nothing of earlier tokens but their keys, values and positions. To check
+that, two sequences are computed in alternating chunks. The results are compared with those of each whole
+sequence without a cache (`probe-can-fail`).
 """
 
 from typing import Final
@@ -23,15 +23,15 @@ from baton.engine.loading.capability_probes import (
 from baton.models.model_facts import ModelFacts, UnsupportedModel
 
 WHOLE: Final = 24
-"""Tokens of each of the two sequences."""
+"""Number of tokens of each of the two test sequences."""
 CHUNKS: Final = ((0, 13), (13, 20), (20, 21), (21, WHOLE))
-"""Chunks in which each sequence is computed."""
+"""Chunks (begin, end) in which each test sequence is computed, in token positions."""
 LAST: Final = 4
-"""Tokens at the end of the context that the definition has to compute."""
+"""Number of tokens at the end of the context that the definition has to compute in the check."""
 
 
 class RecordedCache:
-    """Keys and values of one sequence by layer. The definition gets back what it gave."""
+    """Cache of one sequence for the check, which stores keys and values by layer and counts its updates."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -51,10 +51,10 @@ class RecordedCache:
 def check_row_by_row(
     facts: ModelFacts, definition: LibraryDefinition, device: torch.device, dtype: str
 ) -> Geometry:
-    """Return the shape of keys and values that the definition gives to its cache.
+    """Check that the definition can run row by row, and return the sizes of its keys and values.
 
-    Raises UnsupportedModel if it needs more of earlier tokens than these and positions, or what the
-    definition raises.
+    Raises UnsupportedModel if it needs more of earlier tokens than keys, values and positions. Errors of the
+    definition are raised, too.
     """
     name, config, context_length = facts.name, definition.config, facts.context_length
     kind = config.model_type
@@ -100,7 +100,7 @@ def _geometry(name: str, kind: str, cache: RecordedCache, layers: int, passes: i
 def _compute_the_end(
     definition: LibraryDefinition, geometry: Geometry, context_length: int, tokens: torch.Tensor
 ) -> None:
-    """Compute the last positions. The definition raises if its position tables are shorter."""
+    """Compute the last positions of the context. The definition raises if its position tables are shorter."""
 
     def store(_: int, keys: torch.Tensor, __: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         zeros = keys.new_zeros(1, 1, 1, 1).expand(1, geometry.kv_heads, context_length, geometry.head_dim)

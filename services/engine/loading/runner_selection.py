@@ -1,10 +1,10 @@
-"""Choice of the execution of a model: the fastest one that agrees with the library's definition.
+"""Choice of the execution of a model: the fastest one that agrees with the transformers library's definition.
 
-Both compute the same small steps as the model is loaded: a prompt, a chunk of it beside another prompt, and,
-at the end of the context, a token of each. The logits have to agree, and so do the keys and values in the
-pages, with which another worker may go on. If they do not, the library computes, and the log says why. For
-the comparison the definition computes in float32, and in the model's own format, which shows how far rounding
-takes it.
+Both compute the same small steps while the model is loaded: a prompt, a chunk of it together with another
+prompt, and, at the end of the context, a token of each. The logits have to agree, and so do the keys and
+values in the pages, since another worker may continue with them. If they do not, the library computes, and
+the log gives the reason. For the comparison the definition computes in float32. It also computes in the
+model's own format, which shows the effect of rounding.
 """
 
 from collections.abc import Mapping
@@ -49,36 +49,43 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 QUANTIZED_TOLERANCES: Final = {**TOLERANCES, "bfloat16": 0.03}
-"""Tolerances for quantized weights, which are multiplied in float32."""
+"""Largest accepted relative differences with quantized weights, which are multiplied in float32, by number
+format."""
 ROUNDINGS: Final = 2
-"""Our result may differ by as many times the difference that rounding makes to the definition, if larger."""
+"""Factor of rounding: our result may differ by this many times the difference that rounding makes to the
+definition.
+
+It counts if it exceeds the fixed tolerance.
+"""
 EXACT: Final = "float32"
 FAILURES: Final = (RuntimeError, ValueError, TypeError, LookupError)
-"""Errors of an execution that does not compute here."""
+"""Errors of an execution that cannot compute the model on this machine."""
 PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
-"""Positions that each step computes of the long sequence, and of the short one."""
+"""Token positions (start, stop) that each test step computes of the long sequence, and of the short one."""
 MORE: Final = 32
-"""Extra tokens of the long sequence if a layer has a window: some tokens are then before all windows."""
+"""Extra tokens of the long test sequence if a layer has a window, so that some tokens precede all windows."""
 NARROW: Final = 11
-"""Most tokens of a window in the comparison, so that some tokens see only a part of the sequence."""
+"""Most tokens of a window in the comparison, so that some tokens attend to only a part of the sequence."""
 EARLY: Final = 2
-"""Steps at the beginning of the context. Later steps are rotated as if they came at its end, but see no more
-tokens than there are."""
+"""Number of test steps at the beginning of the context.
+
+Later steps are rotated as if they came at its end, but attend to no more tokens than there are.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Results that an execution has to reproduce."""
+    """Results of the library's definition that an execution has to reproduce."""
 
     answers: list[torch.Tensor]
     tolerance: float
-    """Largest relative difference."""
+    """Largest accepted relative difference."""
 
 
 class BatchedExecution:
-    """A model whose rows are computed together, by the library's definition or by our decoder."""
+    """Execution that computes all rows together, by the library's definition or by our fused decoder."""
 
     def __init__(
         self,
@@ -88,7 +95,11 @@ class BatchedExecution:
         weight_bytes: int,
         decoder: FusedDecoder | None = None,
     ) -> None:
-        """`decoder`: the one that computes, if it is ours."""
+        """Store the function `compute` and the `decoder` behind it, or None if the library's definition
+        computes.
+
+        `spans`: attention spans by layer id.
+        """
         self.decoder = decoder
         self.kind = kind
         self.weight_bytes = weight_bytes
@@ -100,18 +111,18 @@ class BatchedExecution:
 
 
 def library_execution(model: LibraryModel) -> Execution:
-    """Return the execution by the library's definition: row by row if the model needs it."""
+    """Return the execution by the library's definition, row by row if the model needs that."""
     if model.definition is not None:
         return RowByRowExecution(model.definition, model.vocab_size, model.weight_bytes)
     return BatchedExecution(ExecutionKind.LIBRARY, model.logits, model.spans, model.weight_bytes)
 
 
 def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFor | None = None) -> Execution:
-    """Return the fastest execution of `model` that agrees with its definition.
+    """Return the fastest execution of `model` that agrees with the library's definition.
 
-    `kernel_for`: returns a compiled step, where one may be used. An execution of our own takes the weights
-    from `model`. Raises UnsupportedModel if the definition itself does not compute over our pages, and
-    StartupError if nothing multiplies the model's codes.
+    `kernel_for`: returns a compiled step. None if steps are not to be compiled. An execution of our own takes
+    the weights from `model`. Raises UnsupportedModel if the definition itself does not compute over our
+    pages, and StartupError if no execution can multiply the model's quantized weights.
     """
     least = LONG + (MORE if model.spans else 0)
     if model.definition is not None:
@@ -142,7 +153,8 @@ def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFo
 
 
 def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> list[torch.Tensor]:
-    """Return the results of the library's definition over our pages. Raises UnsupportedModel."""
+    """Return the results of the test steps by the library's definition over our pages. Raises
+    UnsupportedModel."""
     try:
         return comparison_results(model, library, kv)
     except torch.OutOfMemoryError:
@@ -155,7 +167,7 @@ def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> li
 
 
 def _reference(model: LibraryModel, kv: KvGroup, defined: list[torch.Tensor]) -> Reference:
-    """Return the definition's results in float32, but for what pages hold.
+    """Return the definition's results in float32, with only keys and values rounded as pages store them.
 
     `defined`: its results in the model's own format. Raises UnknownStructure.
     """
@@ -180,7 +192,7 @@ def _reference(model: LibraryModel, kv: KvGroup, defined: list[torch.Tensor]) ->
 def _compiled(
     model: LibraryModel, layout: KvLayout, reference: Reference, kernel_for: KernelFor
 ) -> Execution | None:
-    """Return the execution by a compiled step, None if it cannot be used. Raises UnknownStructure."""
+    """Return the execution by a compiled step, or None if it cannot be used. Raises UnknownStructure."""
     try:
         execution, why = _verified(model, layout, reference, kernel_for)
     except (UnsupportedShapes, KernelUnavailable) as other:
@@ -194,14 +206,14 @@ def _compiled(
 
 
 def _fused(model: LibraryModel, layout: KvLayout, reference: Reference) -> tuple[Execution | None, str]:
-    """Return the execution by our decoder, or None and why it is not used. Raises UnknownStructure."""
+    """Return the execution by our fused decoder, or None and the reason. Raises UnknownStructure."""
     return _verified(model, layout, reference, None)
 
 
 def _verified(
     model: LibraryModel, layout: KvLayout, reference: Reference, kernel_for: KernelFor | None
 ) -> tuple[Execution | None, str]:
-    """Return an execution of our own if it agrees with `reference`, or None and why.
+    """Return an execution of our own if it agrees with `reference`, or None and the reason.
 
     Without agreement `model` has its weights again. Raises UnknownStructure, UnsupportedShapes and
     KernelUnavailable, and then nothing has changed.
@@ -230,7 +242,7 @@ def _verified(
 
 
 def _make_fused(model: LibraryModel) -> Execution:
-    """Return an execution by our decoder, which takes the model's weights. Raises UnknownStructure."""
+    """Return an execution by our fused decoder, which takes the model's weights. Raises UnknownStructure."""
     structure = model.structure()
     model.release()
     with torch.inference_mode():
@@ -271,9 +283,9 @@ def _not_multiplied(layout: KvLayout, why: str) -> StartupError:
 
 
 def comparison_results(model: LibraryModel, execution: Execution, kv: KvGroup) -> list[torch.Tensor]:
-    """Return the logits of all positions, step by step, and the contents of the pages after the last step.
+    """Compute the test steps, and return the logits of all positions and then the contents of the pages.
 
-    A compiled step computes the last positions by themselves, too.
+    A compiled step computes the last positions by themselves, too. `kv`: KV group of the pages.
     """
     numbers = torch.Generator().manual_seed(7)
     more = MORE if model.spans else 0
@@ -327,7 +339,8 @@ def _rounded(
     keep: torch.Tensor,
     attention: PagedAttention,
 ) -> torch.Tensor | None:
-    """Compute the definition with keys and values rounded to `kept_in` on their way to the pages."""
+    """Compute the definition's logits, with keys and values rounded to `kept_in` before they reach the
+    pages."""
 
     def attend(
         module: torch.nn.Module,

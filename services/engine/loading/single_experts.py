@@ -1,8 +1,8 @@
-"""Experts that quantized releases store one by one, and the library's definition stores together.
+"""Experts that quantized releases store one by one, while the library's definition stores them together.
 
-Tools that quantize one linear layer at a time split such experts. The library's mapping does not know this,
-because its own quantizers compute with other modules. With an extended mapping it joins them, as it does for
-other model types.
+Tools that quantize one linear layer at a time split such experts. The transformers library's mapping of
+weights does not know this, because its own quantizers compute with other modules. With an extended mapping it
+joins them, as it does for other model types.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,15 @@ SINGLE_EXPERTS: Final = {
     "llama4_text": ("feed_forward.experts", True),
     "qwen3_vl_moe": ("mlp.experts", False),
 }
-"""Path of the experts by the library's model type, and whether the definition has them as [in, out]. Such
-files have [out, in]."""
+"""Path of the experts, and whether the definition stores them as [in, out], by the library's model type.
+
+Such files have [out, in].
+"""
 
 
 @contextmanager
 def joining_single_experts() -> Iterator[None]:
-    """Make the library accept single and joined experts within the context."""
+    """Make the library accept both single and joined experts within the context."""
     before = {kind: mapping.get_checkpoint_conversion_mapping(kind) for kind in SINGLE_EXPERTS}
     for kind, (path, is_transposed) in SINGLE_EXPERTS.items():
         added = _joined(path, [Transpose(1, 2)] if is_transposed else [])

@@ -1,7 +1,7 @@
-"""The language model inside a multimodal model.
+"""Access to the language model inside a multimodal model.
 
-A `…ForConditionalGeneration` model holds a language model beside encoders of images or sound. It is served as
-its language model, and everything else is dropped once it is loaded.
+A `…ForConditionalGeneration` model contains a language model and encoders of images or sound. Only its
+language model is served, and everything else is dropped once it is loaded.
 """
 
 from typing import Any, Final
@@ -21,11 +21,12 @@ MAKERS: Final = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
 )
-"""Classes that make a definition, by the kinds of configuration they know. The first match is used."""
+"""The library's classes that make a definition, by the configuration classes they know. The first match is
+used."""
 
 
 def text_of(config: Any) -> Any:
-    """Return the language model's part of `config`, all of it in a text model."""
+    """Return the language model's part of `config`, which is all of it in a text model."""
     return config.get_text_config()
 
 
@@ -34,13 +35,15 @@ def is_container(config: Any) -> bool:
 
 
 def maker_of(config: Any) -> Any:
-    """Return the library's class that loads a definition of `config`. None if it has none that draws text."""
+    """Return the library's class that loads a definition of `config`, or None if none generates text."""
     return next((maker for known, maker in MAKERS if type(config) in known), None)
 
 
 def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | None:
-    """Return the attention names for a definition of `config`: ours, for its text. None for its own
-    attention."""
+    """Return the attention that a definition of `config` is to use: our function's name, for its text part.
+
+    Returns None for the definition's own attention, if not `ours`.
+    """
     if not ours:
         return None
     if not is_container(config):
@@ -53,9 +56,9 @@ def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | No
 
 
 def base_of(name: str, module: Any) -> tuple[str, Any]:
-    """Return the part of `module` that holds the layers of its text, with its path. `name`: of the model.
+    """Return the path and the module of the part of `module` that contains the language model's layers.
 
-    Raises UnsupportedModel.
+    `name`: name of the model. Raises UnsupportedModel.
     """
     prefix = module.base_model_prefix
     if not is_container(module.config) and hasattr(module, prefix):
@@ -69,8 +72,10 @@ def base_of(name: str, module: Any) -> tuple[str, Any]:
 
 
 def drop_encoders(name: str, module: Any) -> None:
-    """Drop everything of a multimodal model but its language model. `name`: of the model. Raises
-    UnsupportedModel."""
+    """Drop all parts of a multimodal model except its language model. `name`: name of the model.
+
+    Raises UnsupportedModel if it contains none.
+    """
     if not is_container(module.config):
         return
     path, _ = base_of(name, module)
