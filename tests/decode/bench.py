@@ -75,6 +75,7 @@ class Sender(inference_pb2_grpc.HandoverServiceServicer):
     """One a close, then none."""
     greetings: list[inference_pb2.Greeting] = field(default_factory=list)
     connects: list[inference_pb2.ConnectRequest] = field(default_factory=list)
+    connects_unanswered: int = 0
     grants: dict[int, inference_pb2.GrantRequest] = field(default_factory=dict)
     granted_at_once: list[int] = field(default_factory=list)
     """How many grants each message held that held any."""
@@ -133,7 +134,9 @@ class Sender(inference_pb2_grpc.HandoverServiceServicer):
             yield self._close(close, said)
 
     async def _connect(self, connect: inference_pb2.ConnectRequest, said: "asyncio.Queue[Any]") -> None:
+        self.connects_unanswered += 1
         await self.may_connect.wait()
+        self.connects_unanswered -= 1
         exposure = connect.endpoints[0].incarnation
         refused = self.refuse_connect
         if refused is None and exposure == self.shut:
