@@ -1,6 +1,7 @@
-"""Queue of entries that all wait equally long, and are due in the order in which they came.
+"""Queue of entries that are all due after the same time, in the order in which they were entered.
 
-A look costs as much as there are due entries, however many wait. Time is an argument, and does not go back.
+Finding the due entries costs as much as there are of them, however many wait. Time is an argument, and does
+not go back.
 """
 
 from collections import OrderedDict
@@ -11,14 +12,15 @@ V = TypeVar("V")
 
 
 class DueQueue(Generic[K, V]):
-    """Entries by key, with the time since when each waits. It has no bound of its own: the caller removes
-    what it forgets."""
+    """Entries by key, each with the time at which it was entered. The queue has no bound: the caller removes
+    the entries that it no longer needs."""
 
     def __init__(self, after_ms: int) -> None:
-        """`after_ms`: how long each entry waits before it is due."""
+        """Make an empty queue. `after_ms`: time after which an entry is due, in milliseconds."""
         self._after_ms = after_ms
         self._since: OrderedDict[K, tuple[int, V]] = OrderedDict()
-        """Time since when each entry waits, and its value, the first one first."""
+        """Time at which each entry was entered, in milliseconds, and its value, by key. The oldest entry is
+        first."""
 
     def __len__(self) -> int:
         return len(self._since)
@@ -27,7 +29,7 @@ class DueQueue(Generic[K, V]):
         return key in self._since
 
     def enter(self, key: K, value: V, now_ms: int) -> None:
-        """Let an entry wait from now on. An earlier wait of the same key is replaced."""
+        """Enter a value that is due after the queue's time. An earlier entry of the same key is replaced."""
         self._since.pop(key, None)
         self._since[key] = (now_ms, value)
 
@@ -36,7 +38,8 @@ class DueQueue(Generic[K, V]):
         self._since.pop(key, None)
 
     def due(self, now_ms: int) -> list[V]:
-        """Return the values of due entries, the longest wait first. They stay until they `leave`."""
+        """Return the values of the entries that are due, the oldest first. The entries stay until they
+        `leave`."""
         late: list[V] = []
         for since_ms, value in self._since.values():
             if now_ms < since_ms + self._after_ms:

@@ -1,14 +1,15 @@
-"""Queue of requests that wait for workers, fair between tenants, and with priority classes.
+"""Queue of requests that wait for workers: fair between tenants, and with priority classes.
 
-Requests that had a room before come first, the oldest of them first: their clients have waited longest. The
-others are served by class, the lowest number first, as vLLM's `priority`. A sixteenth of the tokens that pass
-the lower classes by is theirs. It goes to the class that was served least recently (`no-starvation`).
+Requests that had a room before come first, the oldest of them first, since their clients have waited longest.
+The others are served by class, the lowest number first, as vLLM's `priority`. For every 16 tokens of requests
+that are served before lower classes, these classes get one token. It goes to the class that was served least
+recently (`no-starvation`).
 
 Within a class, tenants take turns by deficit round robin over tokens. Each tenant gets QUANTUM tokens with
-every lap, and saves them until they pay for its oldest request. A new tenant joins the next lap, behind all
-that are in it. So two tenants that both wait get equal tokens, to within one request each. No number of
-newcomers keeps another tenant from its turn. A tenant without waiting requests is forgotten, with its
-savings. Laps in which no tenant can pay are skipped: each tenant is ranked by the lap in which it can.
+every lap, and saves them until they pay for its oldest request. A new tenant joins the next lap, after all
+tenants in it. So two tenants that both wait get equal tokens, to within one request each. No number of new
+tenants keeps another from its turn. A tenant without waiting requests is forgotten, with its savings. Laps in
+which no tenant can pay are skipped: each tenant is ranked by the lap in which it can.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -19,36 +20,36 @@ from itertools import count, takewhile
 from typing import Final, Generic, NamedTuple, TypeVar
 
 QUANTUM: Final = 256
-"""Tokens that a tenant gets with each lap."""
+"""Number of tokens that each tenant gets in one lap of the round robin."""
 LOWER_PART: Final = 16
-"""Tokens that pass the lower classes by, for each token that these classes get."""
+"""Number of tokens served in higher classes for which the lower classes get one token."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueKey:
-    """Attributes of a request that decide its turn."""
+    """Attributes of a request that decide when it is served."""
 
     priority: int = 0
     """Priority class. The lowest number is served first."""
     tenant: bytes = b""
-    """Tenant whose share pays for the request."""
+    """Tenant whose share of the queue pays for the request."""
     tokens: int = 1
-    """Tokens that the request takes of that share, at least 1."""
+    """Expected work of the request in tokens, which its tenant pays for; at least 1."""
     arrived_ms: int = 0
-    """Time when the request came, also if it had rooms since, in milliseconds."""
+    """Arrival time of the request, in milliseconds. It stays the same if the request had rooms since."""
     had_room: bool = False
 
 
 class QueuedWork(NamedTuple):
-    """Requests that are expected to be served before a given one, and their work."""
+    """Number of requests that are expected to be served before a given one, and their work."""
 
     all: int
     in_class: int
-    """Number of requests of its own class that had no room."""
+    """Number of these requests that are of the given one's class and had no room before."""
     tokens: int
-    """Work of all these requests, in tokens (`QueueKey.tokens`)."""
+    """Expected work of all these requests, in tokens (`QueueKey.tokens`)."""
     tokens_in_class: int
 
 
@@ -57,19 +58,19 @@ NOTHING_QUEUED: Final = QueuedWork(0, 0, 0, 0)
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
-    """A waiting request, with its position in the queue."""
+    """Waiting request, with its key and its number in the queue."""
 
     waiting: T
     claim: QueueKey
     number: int
-    """Serial number, in the order of arrival at the queue."""
+    """Serial number of the request, in the order in which requests entered the queue."""
     is_queued: bool = True
     is_skipped: bool = False
-    """Whether the current scan has skipped the request."""
+    """Whether the current scan has skipped the request because it fits no worker now."""
 
     @property
     def age(self) -> tuple[int, int]:
-        """Sort key by age. The least is the oldest."""
+        """Sort key of requests by age. The least is the oldest."""
         return self.claim.arrived_ms, self.number
 
 
@@ -77,26 +78,26 @@ class QueueEntry(Generic[T]):
 class _TenantQueue(Generic[T]):
     name: bytes
     number: int
-    """Position in each lap."""
+    """Position of the tenant in each lap of the round robin."""
     visited: int
-    """Lap that `saved` belongs to."""
+    """Lap in which the tenant's savings were last counted."""
     saved: int
     waiting: OrderedDict[int, QueueEntry[T]]
-    """Requests by serial number, the oldest first, without the skipped ones."""
+    """Waiting requests of the tenant by serial number, the oldest first. Skipped requests are left out."""
     count: int = 0
-    """Number of requests, with the skipped ones."""
+    """Number of the tenant's requests, skipped ones included."""
     tokens: int = 0
     rank: tuple[int, int] | None = None
-    """Lap in which the tenant can pay for its oldest request, and its position. None if it has no request to
-    look at."""
+    """Sort key of the tenant: the lap in which it can pay for its oldest request, and its position in a lap.
+    None if all its requests are skipped."""
 
     def laps(self, tokens: int) -> int:
-        """Return how many more laps it takes until `tokens` are saved."""
+        """Return how many more laps the tenant needs to save `tokens` tokens."""
         return max(-(-(tokens - self.saved) // QUANTUM), 0)
 
 
 class _ClassQueue(Generic[T]):
-    """Requests of one class that had no room."""
+    """Waiting requests of one priority class that had no room before."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -104,10 +105,10 @@ class _ClassQueue(Generic[T]):
         self._lap = 0
         self._tenants: dict[bytes, _TenantQueue[T]] = {}
         self._order: list[tuple[int, int, _TenantQueue[T]]] = []
-        """Tenants by rank. No two ranks are equal."""
+        """Tenants sorted by rank. No two ranks are equal."""
 
     def first(self) -> QueueEntry[T] | None:
-        """Return the request whose turn it is, without the skipped ones."""
+        """Return the next request of the class to be served. Skipped requests are left out."""
         return next(iter(self._order[0][2].waiting.values())) if self._order else None
 
     def oldest_first(self) -> list[QueueEntry[T]]:
@@ -115,7 +116,7 @@ class _ClassQueue(Generic[T]):
         return sorted(found, key=lambda each: each.number)
 
     def last(self) -> QueueEntry[T]:
-        """Return the newest request of the tenant with the most."""
+        """Return the newest request of the tenant that has the most requests."""
         most = max(self._tenants.values(), key=lambda tenant: tenant.count)
         return next(reversed(most.waiting.values()))
 
@@ -130,13 +131,14 @@ class _ClassQueue(Generic[T]):
             self._rank(tenant)
 
     def remove(self, one: QueueEntry[T], *, served: bool) -> None:
-        """Remove a request. `served`: whether its tenant pays for it."""
+        """Remove a request from the class. `served`: whether it got a room, so that its tenant pays for
+        it."""
         tenant = self._tenants[one.claim.tenant]
         if served:
             laps = tenant.laps(one.claim.tokens)
             tenant.saved += laps * QUANTUM - one.claim.tokens
             self._lap = max(self._lap, tenant.visited + laps)
-            # What it could have had of laps in which none of its requests fitted is not saved up.
+            # Tokens of laps in which none of its requests fitted a worker are not saved.
             tenant.visited = self._lap
         tenant.waiting.pop(one.number, None)
         self._count(tenant, one, -1)
@@ -150,16 +152,19 @@ class _ClassQueue(Generic[T]):
         self._rank(tenant)
 
     def put_back(self, one: QueueEntry[T]) -> None:
-        """Undo a skip. The last one skipped is put back first, so that it stands before those that came
-        later."""
+        """Put a skipped request back. To be called in the reverse order of skipping, so that a tenant's
+        requests keep their order."""
         tenant = self._tenants[one.claim.tenant]
         tenant.waiting[one.number] = one
         tenant.waiting.move_to_end(one.number, last=False)
         self._rank(tenant)
 
     def ahead(self, claim: QueueKey) -> tuple[int, int]:
-        """Return how many requests are before a newcomer, and their tokens. All requests of its own tenant
-        are. Of the others, as many are as the tokens that its tenant takes meanwhile pay for."""
+        """Return how many requests are served before a new one, and their tokens.
+
+        All requests of its own tenant are. Other tenants get as many tokens each as its tenant takes until
+        then.
+        """
         mine = self._tenants.get(claim.tenant)
         own, own_tokens = (0, 0) if mine is None else (mine.count, mine.tokens)
         others, others_tokens = self.count - own, self.tokens - own_tokens
@@ -187,24 +192,25 @@ class _ClassQueue(Generic[T]):
 class FairQueue(Generic[T]):
     """Waiting requests in the order in which they are served.
 
-    A scan gets the `first` request and takes, removes or skips it. A skipped request is out of the scan
+    A scan gets the `first` request and takes, removes or skips it. A skipped request is not returned again
     until `end_scan`. A call costs a binary search at most, however many requests wait.
     """
 
     def __init__(self) -> None:
         self._retried: list[tuple[tuple[int, int], QueueEntry[T]]] = []
-        """Requests that had a room before, by age."""
+        """Requests that had a room before, the oldest first."""
         self._retried_skipped = False
-        """Whether the scan has skipped all of these that are left."""
+        """Whether the scan skips all remaining requests that had a room before."""
         self._classes: dict[int, _ClassQueue[T]] = {}
         self._order: list[int] = []
-        """Classes with waiting requests, in ascending order."""
+        """Priority classes with waiting requests, in ascending order."""
         self._unserved: OrderedDict[int, None] = OrderedDict()
-        """The same classes, the one that was served least recently first."""
+        """Priority classes with waiting requests, the one served least recently first."""
         self._for_lower = 0
-        """Tokens that passed lower classes by, and that these have not used yet."""
+        """Number of tokens served in higher classes for which lower classes have not got their part yet."""
         self._lower_skipped = False
-        """Whether the lower class whose turn it was had no request that fits, in this scan."""
+        """Whether this scan has skipped a request of a lower class whose turn it was, because it fits no
+        worker."""
         self._skipped: list[QueueEntry[T]] = []
         self._numbers = count()
         self.retried = 0
@@ -216,8 +222,8 @@ class FairQueue(Generic[T]):
         return self._count
 
     def __iter__(self) -> Iterator[QueueEntry[T]]:
-        """Yield requests that had a room, then those of each class, the oldest first. For display: the cost
-        grows with the number of requests."""
+        """Yield requests that had a room before, then those of each class, the oldest first. For display
+        only: the cost grows with the number of requests."""
         yield from (one for _, one in self._retried)
         for priority in self._order:
             yield from self._classes[priority].oldest_first()
@@ -239,7 +245,7 @@ class FairQueue(Generic[T]):
         return one
 
     def first(self) -> QueueEntry[T] | None:
-        """Return the next request of the scan, or None."""
+        """Return the next request of the scan, or None if none is left."""
         if self._retried and not self._retried_skipped:
             return self._retried[0][1]
         lower = self._lower()
@@ -249,24 +255,27 @@ class FairQueue(Generic[T]):
         return None if highest is None else self._classes[highest].first()
 
     def last(self) -> QueueEntry[T] | None:
-        """Return the request that is turned away first if one has to be: the newest of the tenant with the
-        most, in the lowest class. Requests that had a room are never chosen. Not for use within a scan."""
+        """Return the request to reject if one has to be: the newest of the tenant with the most, in the
+        lowest class.
+
+        Requests that had a room before are never rejected. Not for use within a scan.
+        """
         return self._classes[self._order[-1]].last() if self._order else None
 
     def take(self, one: QueueEntry[T]) -> None:
-        """Remove a request that is served. Its tenant and class pay for it."""
+        """Remove a request that gets a room. Its tenant and its class pay for it."""
         self._remove(one, served=True)
 
     def leave(self, one: QueueEntry[T]) -> bool:
-        """Remove a request that is not served, and pays nothing. Return False if it was not in the queue any
-        more."""
+        """Remove a request that gets no room. Nothing is paid. Return False if it had left the queue
+        before."""
         if not one.is_queued:
             return False
         self._remove(one, served=False)
         return True
 
     def skip(self, one: QueueEntry[T]) -> None:
-        """Skip a request that does not fit now. It keeps its turn."""
+        """Skip a request that fits no worker now, until the end of the scan. It keeps its turn."""
         one.is_skipped = True
         self._skipped.append(one)
         if one.claim.had_room:
@@ -276,11 +285,12 @@ class FairQueue(Generic[T]):
             self._classes[one.claim.priority].set_aside(one)
 
     def skip_retried(self) -> None:
-        """Skip all requests that had a room before and are not skipped yet. They keep their turns."""
+        """Skip the remaining requests that had a room before, until the end of the scan. They keep their
+        turns."""
         self._retried_skipped = True
 
     def end_scan(self) -> None:
-        """End the scan: all skipped requests are back."""
+        """End the scan, and put all skipped requests back."""
         self._lower_skipped = self._retried_skipped = False
         for one in reversed(self._skipped):
             one.is_skipped = False
@@ -293,23 +303,23 @@ class FairQueue(Generic[T]):
         self._skipped.clear()
 
     def count_up_to(self, priority: int) -> int:
-        """Return how many requests had a room before, or are of this class or of a lower number."""
+        """Return the number of requests that had a room before or are of a class up to `priority`."""
         sooner = takewhile(lambda each: each <= priority, self._order)
         return self.retried + sum(self._classes[each].count for each in sooner)
 
     def by_class(self) -> Counter[int]:
-        """Return the number of waiting requests by class, with those that had a room. The cost grows with the
-        number of the latter."""
+        """Return the number of waiting requests by class, including those that had a room before. The cost
+        grows with the number of the latter."""
         waiting = Counter(one.claim.priority for _, one in self._retried)
         return waiting + Counter({priority: line.count for priority, line in self._classes.items()})
 
     def in_class(self, priority: int) -> int:
-        """Return how many requests of a class wait that had no room."""
+        """Return the number of waiting requests of a class that had no room before."""
         return self._classes[priority].count if priority in self._classes else 0
 
     def ahead(self, claim: QueueKey) -> QueuedWork:
-        """Return the requests before a newcomer, as far as they are known: later ones may be served
-        sooner."""
+        """Return the requests that are served before a new one with this key. Requests that come later may be
+        served sooner, and are not counted."""
         if claim.had_room:
             older = bisect_right(self._retried, claim.arrived_ms, key=lambda each: each[0][0])
             return QueuedWork(older, 0, sum(one.claim.tokens for _, one in self._retried[:older]), 0)
@@ -320,8 +330,7 @@ class FairQueue(Generic[T]):
         return QueuedWork(self.count_up_to(claim.priority - 1) + in_class, in_class, before + tokens, tokens)
 
     def in_all(self) -> QueuedWork:
-        """Return all waiting requests, as work before the one that is served last. That one is counted with
-        them."""
+        """Return the work of all waiting requests, including the one that is served last."""
         lowest = self._classes[self._order[-1]] if self._order else None
         of_all = self._retried_tokens + sum(each.tokens for each in self._classes.values())
         count, tokens = (0, 0) if lowest is None else (lowest.count, lowest.tokens)
@@ -330,11 +339,11 @@ class FairQueue(Generic[T]):
     # ---- inside
 
     def _highest(self) -> int | None:
-        """Return the highest class with a request that is not skipped."""
+        """Return the highest class (lowest number) with a request that is not skipped."""
         return next((each for each in self._order if self._classes[each].first() is not None), None)
 
     def _lower(self) -> QueueEntry[T] | None:
-        """Return the first request of the lower class that was served least recently."""
+        """Return the next request of the class that was served least recently, without the highest class."""
         highest = self._highest()
         if highest is None or self._lower_skipped:
             return None
@@ -365,12 +374,14 @@ class FairQueue(Generic[T]):
             self._for_lower = 0
 
     def _share(self, one: QueueEntry[T]) -> None:
-        """Count what a served request gives to the lower classes, or takes of their part."""
+        """Count the tokens of a served request: in a higher class, lower classes get a part; in a lower
+        class, it uses that part."""
         priority, tokens = one.claim.priority, one.claim.tokens
         if self._order[0] < priority:
             self._for_lower = max(self._for_lower - LOWER_PART * tokens, 0)
         lower = self._lower()
-        # Once it is enough for one of theirs no more is saved: who does not fit does not come back with many.
+        # Once there are enough tokens for the next lower request, no more are saved. Otherwise, requests that
+        # fitted no worker for a while would later be served many at a time.
         if priority < self._order[-1] and lower and self._for_lower < LOWER_PART * lower.claim.tokens:
             self._for_lower += tokens
         self._unserved.move_to_end(priority)

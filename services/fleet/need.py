@@ -1,4 +1,4 @@
-"""Resources that a request needs of its workers, in KV positions."""
+"""Resources that a request needs on its workers, in KV positions."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,33 +10,34 @@ from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WorkerFacts
 
 GROWN_TOKENS: Final = 24
-"""KV positions that each sequence on a worker is left to grow into, before a retracted room comes back to it.
-"""
+"""Number of KV positions that must stay free for each sequence that runs on a worker, before a retracted
+request begins there again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Resources that a request takes of its workers, and constraints on the choice of them."""
+    """Resources that a request takes on its workers, and conditions for the choice of these workers."""
 
     prompt_tokens: int
-    """KV positions that prefill computes."""
+    """Number of KV positions that prefill computes for the request."""
     tokens: int
-    """Most KV positions of one choice on decode."""
+    """Most KV positions that one choice of the request takes on decode."""
     blocks: tuple[Block, ...] = ()
-    """Hashes of the prompt's blocks. Empty if the choice does not depend on them."""
+    """Hashes of the prompt's blocks, by which workers with a cached prefix are found. Empty if cached
+    prefixes do not matter."""
     choices: int = 1
-    """Number of sequences that decode draws after the prompt."""
+    """Number of choices: sequences that decode draws after the same prompt."""
     margin: int = 0
-    """KV positions that have to be free on decode, besides those that the room begins with. Given for a
-    retracted request, so that it is not retracted again at once."""
+    """Number of KV positions that have to be free on decode, in addition to those with which the room begins.
+    Set for a retracted request, so that it is not retracted again at once."""
     may_be_local: bool = False
-    """Whether a decode worker that computes prompts may get the request alone. It does if no prefill worker
-    is there, or none but its own process."""
+    """Whether a decode worker that computes prompts may get the request without a prefill worker. It does if
+    no prefill worker is ready, or the only one is its own process."""
     scores: int = 0
-    """Number of prompt tokens that prefill scores besides computing them."""
+    """Number of prompt tokens that prefill scores, in addition to computing them."""
 
     def positions_on(self, worker: WorkerFacts) -> int:
-        """Return the most KV positions that the request may take of a worker."""
+        """Return the most KV positions that the request may take on this worker, whatever its side."""
         return (
             self.prompt_tokens
             if worker.side is Side.PREFILL
@@ -44,28 +45,33 @@ class Need:
         )
 
     def positions_on_decode(self, page_tokens: int) -> int:
-        """Return the most KV positions that the request takes on decode, in pages of `page_tokens`."""
+        """Return the most KV positions that the request takes on decode, with pages of `page_tokens`
+        tokens."""
         if self.choices == 1:
             return self.tokens
         return positions_of(self.prompt_tokens, self.tokens, self.choices, page_tokens)
 
     def initial_on(self, worker: WorkerFacts) -> int:
-        """Return the KV positions that the request begins with on a worker."""
+        """Return the number of KV positions with which the request begins on this worker."""
         return (
             self.prompt_tokens if worker.side is Side.PREFILL else self.initial_on_decode(worker.page_tokens)
         )
 
     def initial_on_decode(self, page_tokens: int) -> int:
-        """Return the KV positions that the request begins with on decode, in pages of `page_tokens`.
+        """Return the number of KV positions with which the request begins on decode, with pages of
+        `page_tokens` tokens.
 
-        These are the pages of the known tokens and one more, which are granted at once. A page for each
-        choice to grow into is added."""
+        They are the pages of the prompt and one more, which are granted at once. One page for each choice to
+        grow into is added.
+        """
         granted = -(-min(self.prompt_tokens + page_tokens, self.tokens) // page_tokens)
         return min((granted + self.choices) * page_tokens, self.positions_on_decode(page_tokens))
 
     def required_free(self, worker: Worker) -> int:
-        """Return the KV positions that have to be free on a worker before the request begins. What is left
-        for a retracted one to grow into is left for all others on the worker, too."""
+        """Return how many KV positions have to be free on a worker for the request to begin there.
+
+        A retracted request begins only if it and all other sequences on the worker have space to grow.
+        """
         facts = worker.facts
         first = self.initial_on(facts)
         if facts.side is Side.PREFILL or not self.margin:

@@ -1,8 +1,8 @@
-"""Pairs of workers that do not reach each other, though each may serve with others.
+"""Pairs of workers that do not reach each other, though each may serve together with others.
 
 A worker is ready after a hand-over with one partner, which proves nothing about its connection to another. A
-pair whose rooms fail to connect, several in a row, is broken until a canary has passed through that very
-pair.
+pair whose rooms fail to connect several times in a row counts as broken. It is whole again after a canary
+(test request) has passed through this very pair.
 """
 
 from typing import Final, TypeAlias
@@ -11,24 +11,25 @@ from baton.ids import Incarnation
 from baton.rooms.errors import Cause, Reason
 
 BROKEN_AFTER: Final = 3
-"""Consecutive rooms of a pair that fail to connect before the pair is broken."""
+"""Number of consecutive rooms that fail to connect before their pair of workers counts as broken."""
 
 PairId: TypeAlias = tuple[Incarnation, Incarnation]
-"""Incarnations of a prefill and a decode worker."""
+"""Id of a pair of workers: the incarnations of the prefill and the decode worker."""
 
 
 class PairHealth:
-    """Broken pairs, and failures of pairs. Bounded by the pairs of registered workers: those of a worker that
-    leaves are forgotten."""
+    """Broken pairs of workers, and the failures of each pair. Bounded by the pairs of registered workers: the
+    pairs of a worker that leaves are forgotten."""
 
     def __init__(self) -> None:
         self.failures: dict[PairId, int] = {}
-        """Consecutive failures to connect, for pairs with at least one."""
+        """Number of consecutive rooms that failed to connect, by pair. Pairs without failures are left
+        out."""
         self._broken: dict[PairId, None] = {}
 
     def ended(self, pair: PairId, cause: Cause | None, *, canary: bool) -> bool:
-        """Note how a room of the pair ended: `cause` is None if it was answered. Return whether that broke or
-        mended the pair."""
+        """Record how a room of the pair ended. `cause`: None if the request was answered. Return whether the
+        pair became broken, or whole again."""
         before = self.is_broken(pair)
         if cause is None and (canary or not before):
             self.failures.pop(pair, None)
@@ -43,14 +44,14 @@ class PairHealth:
         return pair in self._broken
 
     def broken(self) -> list[PairId]:
-        """Return broken pairs, the longest broken first."""
+        """Return the broken pairs, the longest broken first."""
         return list(self._broken)
 
     def broken_count(self) -> int:
         return len(self._broken)
 
     def forget(self, worker: Incarnation) -> None:
-        """Forget all pairs of a worker that is gone. No other worker gets its incarnation."""
+        """Forget all pairs of a worker that has left. No other worker gets its incarnation."""
         for pair in [each for each in self.failures if worker in each]:
             del self.failures[pair]
             self._broken.pop(pair, None)

@@ -1,19 +1,20 @@
 """Choice of a prefill and a decode worker for a request, or of one decode worker alone.
 
-On each side a worker that can begin the request now comes before one where it would wait in a short queue
+On each side, a worker that can begin the request now is preferred to one where it would wait in a short queue
 (`placed-by-use`, `baton.fleet.worker_usage`). If no worker has space, the request waits at the router.
 
-A process that serves both sides is a worker of each, with a weight on each (`Worker.share`). If the two
-chosen workers are one process, nothing needs to be handed over: its decode side gets the request alone
-(`kept-at-home`).
+A process that serves both sides counts as one worker on each side, with a weight on each (`Worker.share`). If
+the two chosen workers are one process, nothing needs to be handed over. Then its decode side gets the request
+alone (`kept-at-home`).
 
-Among these workers, the one with the smallest used share of its cache is chosen, counted with the request. A
-prefill worker's share is the work that waits there. A worker that was sent the prompt's prefix before needs
-less for it. So a conversation stays where it is, unless that worker is fuller by more than the prefix spares.
+Among the workers of a side, the one with the smallest used share of its cache is chosen. The request itself
+is counted in that share. A prefill worker's share is the work that waits there. A worker that was sent the
+prompt's prefix before needs less for the request. So a conversation stays where it is, unless that worker is
+fuller by more than the prefix saves.
 
 A placement looks at few workers, and draws nothing by chance. Up to LOOKS_MAX workers a side it finds the
-best one. With more, the choice may be fuller than the best by a prefix that more than HOLDERS_MAX workers
-were sent. If caches differ in size, only the LOOKS_MAX workers with the smallest used share are compared.
+best one. With more, the chosen worker may be fuller than the best if more than HOLDERS_MAX workers were sent
+the prefix. If caches differ in size, only the LOOKS_MAX workers with the smallest used share are compared.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,13 +32,14 @@ from baton.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from baton.rooms.phases import Side
 
 LOOKS_MAX: Final = 32
-"""Workers that one placement compares, besides those that were sent the prompt's prefix."""
+"""Most workers of a side that one placement compares, in addition to those that were sent the prompt's
+prefix."""
 
 Pair: TypeAlias = tuple[Worker | None, Worker]
-"""A prefill and a decode worker. None in place of prefill: decode computes the prompt itself."""
+"""Prefill and decode worker of a request. If prefill is None, decode computes the prompt itself."""
 Fullness: TypeAlias = tuple[bool, float, int, str]
-"""Sort key of a worker: whether the request would wait, the used share with it, the positions it adds, and
-the name."""
+"""Sort key of a worker in a placement, the best first: whether the request would wait there, the used share
+with it, the positions it adds, and the worker's name."""
 
 
 def place(
@@ -46,15 +48,15 @@ def place(
     avoid: Collection[Incarnation] = (),
     pairs: PairHealth | None = None,
 ) -> Pair:
-    """Choose a pair from `workers`, which are given by side.
+    """Choose a pair for a request from `workers`, which are given by side.
 
-    `avoid`: incarnations that get the request only if no other worker of their side could hold it, even
-    later. A worker that fails everything at once always has space. `pairs`: broken pairs get it only if no
-    other pair could hold it.
+    `avoid`: incarnations of workers that get the request only if no other worker of their side could hold it,
+    even later. (A worker that fails every request at once always has space.) `pairs`: health of pairs; a
+    broken pair gets the request only if no other pair could hold it.
 
-    A decode worker that computes prompts gets the request alone, if it may be local and no prefill worker
-    that could hold it is ready, or no pair connects. Raises NoCapacity if waiting helps, and NoSuchWorker if
-    it does not. NoSuchWorker comes first.
+    A decode worker that computes prompts gets the request alone, if the request may be local. That is so if
+    no prefill worker that could hold it is ready, or if no pair connects. Raises NoCapacity if waiting helps,
+    and NoSuchWorker if it does not. NoSuchWorker comes first.
     """
     prefill, decode = _choices(workers, need)
     if prefill is None:
@@ -70,7 +72,8 @@ def place(
 
 
 def _merge_same_process(pair: tuple[Worker, Worker], need: Need) -> Pair:
-    """Return the decode side alone if both workers are one process, and that may compute the prompt."""
+    """Return the decode worker alone if both workers are one process that may compute the prompt. Return the
+    pair otherwise."""
     prefill, decode = pair
     is_one = decode.twin is prefill and need.may_be_local and decode.facts.computes
     return (None, decode) if is_one else pair
@@ -83,10 +86,10 @@ def place_retracted(
     avoid: Collection[Incarnation] = (),
     pairs: PairHealth | None = None,
 ) -> Pair:
-    """Place a retracted request back on a draining decode worker.
+    """Place a retracted request again on the draining decode worker that retracted it.
 
-    A prefill worker that reaches it computes the prompt. Without one, the decode worker does, if it computes
-    prompts. Raises NoSuchWorker and NoCapacity.
+    The prompt is computed by a prefill worker that reaches this decode worker. Without one, the decode worker
+    computes it, if it can. Raises NoSuchWorker and NoCapacity.
     """
     alone = need.may_be_local and decode.facts.computes
     prefill: _Choice | None = None
@@ -119,12 +122,13 @@ def choose_reserved(
     pairs: PairHealth,
     before: Worker | None,
 ) -> Worker | None:
-    """Choose a decode worker to reserve for a request that fits none now, so that no other request takes the
-    space that comes free there. None if no worker may be reserved.
+    """Choose a decode worker to reserve for a request that fits no worker now, or return None. Other requests
+    do not get the space that becomes free on a reserved worker.
 
-    The worker is ready, could hold the request, and is not reserved yet. It stays the same as `before`, if
-    that is possible: it gets no other room, so the request begins there when those on it are over at the
-    latest. Otherwise it is the one with the most left, of LOOKS_MAX that connect.
+    The worker is ready, could hold the request, and is not reserved yet. `before`, the worker reserved last
+    time, is chosen again if possible: it gets no other rooms, so the request begins there at the latest when
+    those on it have ended. Otherwise it is the one with the most free space, of LOOKS_MAX workers that
+    connect to a prefill worker.
     """
     try:
         prefill, decode = _choices(workers, need)
@@ -140,8 +144,8 @@ def choose_reserved(
 
 
 def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice | None, _Choice]":
-    """Return the workers of each side that could hold a request. Prefill is None if none is ready and the
-    request may be local. Raises NoSuchWorker."""
+    """Return the prefill and the decode workers that could hold a request. Prefill is None if no prefill
+    worker is ready and the request may be local. Raises NoSuchWorker."""
     prefill = lacks = None
     try:
         prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need)
@@ -159,10 +163,11 @@ def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice 
 def _alone(
     workers: Mapping[Side, SideWorkers], need: Need, lacks: NoSuchWorker | None = None
 ) -> "_Choice | None":
-    """Return the decode workers that could compute and hold a request, if it may be local and there are any.
+    """Return the decode workers that could compute and hold a request without prefill. None if it may not be
+    local, or there are none.
 
-    `lacks`: why no prefill worker can. Raises NoSuchWorker if a worker that may come later is the only one
-    that could serve it.
+    `lacks`: error that says why no prefill worker can serve the request. Raises NoSuchWorker if only a worker
+    that may come later could.
     """
     if not need.may_be_local:
         return None
@@ -178,29 +183,31 @@ def _alone(
 
 
 def uncached_tokens(worker: Worker, need: Need) -> int:
-    """Return the KV positions that a request begins with on a worker, without its cached prefix; at least 1.
-    Prefill computes them. Decode is spared their transfer alone."""
+    """Return the number of KV positions with which a request begins on a worker, without its cached prefix;
+    at least 1. Prefill computes these positions. Decode needs no transfer for cached ones."""
     return max(need.initial_on(worker.facts) - worker.sent_prefixes.cached_tokens(need.blocks), 1)
 
 
 class _Choice:
-    """Workers of a side that could hold a request, at least one. These are the ready ones, or without any,
-    those that may be ready again at once."""
+    """Workers of a side that could hold a request; at least one. Only ready workers count, or if there are
+    none, those that may be ready again soon."""
 
     def __init__(self, workers: SideWorkers, side: Side, need: Need, *, alone: bool = False) -> None:
-        """`alone`: take decode workers that compute prompts only. Raises NoSuchWorker."""
+        """Find the workers of a side for a request. `alone`: only decode workers that compute prompts. Raises
+        NoSuchWorker if there are none."""
         self._alone = alone
         self._workers = workers
         self._side = side
         self._need = need
         self._avoid: Collection[Incarnation] = ()
         self._least = need.prompt_tokens if side is Side.PREFILL else need.positions_on_decode(1)
-        """Least KV positions that the request can need in total, whatever the size of pages."""
+        """Fewest KV positions that the request can need in total, for pages of any size."""
         page_tokens = min(workers.page_sizes, default=1)
         self._first = need.prompt_tokens if side is Side.PREFILL else need.initial_on_decode(page_tokens)
-        """Least KV positions that the request begins with."""
+        """Fewest KV positions with which the request can begin, on the workers' smallest pages."""
         self.is_ready = self._is_weighed = False
-        """`_is_weighed`: whether workers of weight 0 are left out, since there are others."""
+        """Whether some of the workers are ready. `_is_weighed`: whether workers of weight 0 are left out,
+        because there are others."""
         for worker in self.ready():
             self.is_ready = True
             if worker.weight:
@@ -210,8 +217,8 @@ class _Choice:
             self._refuse()
 
     def without(self, avoid: Collection[Incarnation]) -> "_Choice":
-        """Return the choice without workers to avoid, if any are left. Those of weight 0 count only without
-        others."""
+        """Return the same choice without the workers in `avoid`, if any worker is left. Workers of weight 0
+        count only if there are no others."""
         if not avoid:
             return self
         for is_weighed in (True, False) if self._is_weighed else (False,):
@@ -226,14 +233,15 @@ class _Choice:
         return self._able(self._workers.ready)
 
     def reservable(self, before: Worker | None) -> list[Worker]:
-        """Return ready workers that are not reserved: LOOKS_MAX at most, and `before` if it is one."""
+        """Return ready workers that are not reserved yet: LOOKS_MAX at most, and `before` if it is such a
+        worker."""
         looked = list(islice((worker for worker in self.ready() if not worker.reserved), LOOKS_MAX))
         if before is not None and not before.reserved:
             looked += [before] if before in self._workers.ready and self._can_be(before) else []
         return looked
 
     def best(self) -> Worker:
-        """Return the least full worker with space. Raises NoCapacity."""
+        """Return the least full worker that has space for the request. Raises NoCapacity if none has."""
         found = next(self.in_order(), None)
         if found is not None:
             return found[1]
@@ -244,9 +252,12 @@ class _Choice:
         raise NoCapacity(text, self._side)
 
     def in_order(self) -> Iterator[tuple[Fullness, Worker]]:
-        """Yield workers with space, the least full first, counted with the request and its cached prefix.
-        Those where it would wait come last. A retracted request does not wait there: it would begin as soon
-        as what it had fits, without its margin."""
+        """Yield workers with space for the request, the least full first. Fullness counts the request, less
+        its cached prefix. Workers on which it would wait come last.
+
+        A retracted request does not wait on a worker: it would begin as soon as its tokens fit, without the
+        margin.
+        """
         workers = self._workers
         roomiest = workers.roomy.first
         if roomiest is not None and roomiest.usage.left >= self._first:
@@ -265,11 +276,11 @@ class _Choice:
     def _by_share(
         self, ranking: Ranking, fits: Callable[[Worker], bool], *, waits: bool
     ) -> Iterator[tuple[Fullness, Worker]]:
-        """Yield the workers of a ranking that the request fits, the least full first.
+        """Yield the workers of a ranking on which the request fits, the least full first.
 
-        It looks at those that were sent more of the prefix than others. It then looks at further ones while
-        one of them may come next, LOOKS_MAX at a time. It stops after LOOKS_MAX that the request does not
-        fit.
+        Workers that were sent more of the prompt's prefix than others are compared first. Further workers are
+        compared while one of them may be less full, LOOKS_MAX at a time. The search stops after LOOKS_MAX
+        workers on which the request does not fit.
         """
         looked: list[tuple[Fullness, Worker]] = []
         seen: set[Incarnation] = set()
@@ -315,7 +326,8 @@ class _Choice:
         return fits and (facts.computes or not self._alone)
 
     def _able(self, by_size: Ranking) -> Iterator[Worker]:
-        """Yield workers that can hold it. `by_size` has the largest first."""
+        """Yield the workers of the ranking that can hold the request. `by_size`: ranking with the largest
+        worker first."""
         for worker in by_size:
             if worker.facts.tokens_max < self._least:
                 return
@@ -337,16 +349,18 @@ class _Choice:
 
 
 def _has_whole(prefill: _Choice, decode: _Choice, pairs: PairHealth) -> bool:
-    """Return whether some pair of these connects. Looks at one more pair than are broken at most."""
+    """Return whether some pair of these workers connects. The number of compared pairs is at most that of
+    broken pairs plus one."""
     return any(not pairs.is_broken(_id(one, other)) for one in prefill.ready() for other in decode.ready())
 
 
 def _best_pair(prefill: _Choice, decode: _Choice, pairs: PairHealth) -> tuple[Worker, Worker]:
-    """Return the connected pair with free space whose fuller worker is the least full."""
+    """Return the pair of workers that connect and have space, whose fuller worker is the least full. Raises
+    NoCapacity."""
     best: tuple[list[Fullness], tuple[Worker, Worker]] | None = None
     for full, one in prefill.in_order():
         if best is not None and full > best[0][0]:
-            break  # nor is any of the next ones less full
+            break  # the next ones are not less full
         others = enumerate(decode.in_order())
         reached = ((at, *each) for at, each in others if not pairs.is_broken(_id(one, each[1])))
         for at, other_full, other in islice(reached, 1):
@@ -354,7 +368,7 @@ def _best_pair(prefill: _Choice, decode: _Choice, pairs: PairHealth) -> tuple[Wo
             if best is None or fullness < best[0]:
                 best = fullness, (one, other)
             if at == 0:
-                return best[1]  # no next one has a better partner
+                return best[1]  # this one has the best partner, and the next ones are fuller
     if best is None:
         raise NoCapacity("every pair of workers that reach each other is full")
     return best[1]

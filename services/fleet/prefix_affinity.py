@@ -1,9 +1,9 @@
-"""Prompt prefixes that each worker was sent, as a guess of what its prefix cache holds.
+"""Prompt prefixes that each worker was sent, as an estimate of what its prefix cache holds.
 
-The router sees prompts, not caches. A prompt is cut into blocks. Each block is known by a hash of itself and
-of all tokens before it. Two prompts share the hashes of their common prefix, and prompts with different salts
-share none (`same-root-only`). A worker is remembered with as many blocks as its cache could hold, and the
-oldest are forgotten first.
+The router sees prompts, not caches. A prompt is cut into blocks. A block is identified by a hash of itself
+and of all tokens before it. So two prompts have the hashes of their common prefix in common. Prompts with
+different salts have none in common (`same-root-only`). For each worker, as many blocks are remembered as its
+cache could hold. The oldest are forgotten first.
 """
 
 from array import array
@@ -21,7 +21,8 @@ Block = bytes
 
 
 def hash_blocks(prompt: Sequence[int], salt: int = 0) -> tuple[Block, ...]:
-    """Return the hash of each whole block of a prompt, in order."""
+    """Return the hash of each whole block of a prompt, in order. Prompts with different salts have no hash in
+    common."""
     found: list[Block] = []
     before = salt.to_bytes(SALT_BYTES, "big")
     for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -32,14 +33,14 @@ def hash_blocks(prompt: Sequence[int], salt: int = 0) -> tuple[Block, ...]:
 
 
 class SentPrefixes:
-    """Prefix blocks that one incarnation of a worker was sent."""
+    """Blocks of prompts that one worker was sent, and so may have in its prefix cache."""
 
     def __init__(self, tokens_max: int) -> None:
-        """`tokens_max`: KV positions that its cache holds."""
+        """Make an empty set of blocks. `tokens_max`: number of KV positions in the worker's cache."""
         self._limit = tokens_max // BLOCK_TOKENS
         self._blocks: OrderedDict[Block, None] = OrderedDict()
         self.awaited: dict[Block, int] = {}
-        """Blocks that no room has computed yet, each with the number of rooms that are to compute it."""
+        """Number of rooms that are to compute a block, by block, for blocks that none has computed yet."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -48,9 +49,11 @@ class SentPrefixes:
         return iter(self._blocks)
 
     def add(self, prompt: Sequence[Block]) -> tuple[list[Block], list[Block]]:
-        """Add a prompt's blocks. Return the blocks that are new, and those that were forgotten to make space.
+        """Add the blocks of a prompt. Return the blocks that are new, and those that were forgotten to make
+        space.
 
-        The last blocks are added first, so that a prefix is not forgotten before what follows it.
+        The last blocks of the prompt are added first, so that a prefix is not forgotten before the blocks
+        after it.
         """
         new: list[Block] = []
         for block in reversed(prompt):
@@ -63,8 +66,8 @@ class SentPrefixes:
         return new, forgotten
 
     def expect(self, prompt: Sequence[Block], new: Sequence[Block]) -> list[Block]:
-        """Note that a room is to compute a prompt, of which the blocks `new` are new. Return those that no
-        room has computed yet."""
+        """Record that a room is to compute a prompt. Return its blocks that no room has computed yet. `new`:
+        blocks of the prompt that the worker was not sent before."""
         first = set(new)
         awaited = [block for block in prompt if block in first or block in self.awaited]
         for block in awaited:
@@ -72,13 +75,13 @@ class SentPrefixes:
         return awaited
 
     def mark_computed(self, awaited: Sequence[Block]) -> None:
-        """Note that a room has computed the blocks that it was expected to."""
+        """Record that a room has computed the blocks that `expect` returned for it."""
         for block in awaited:
             self.awaited.pop(block, None)
 
     def abandon(self, awaited: Sequence[Block]) -> list[Block]:
-        """Note that a room will not compute the blocks that it was expected to. Return those that no other
-        room will compute."""
+        """Record that a room will not compute the blocks that `expect` returned for it. Return those that no
+        other room will compute either."""
         left = []
         for block in awaited:
             rooms = self.awaited.pop(block, 0)
@@ -89,14 +92,14 @@ class SentPrefixes:
         return left
 
     def drop(self, blocks: Sequence[Block]) -> list[Block]:
-        """Forget blocks. Return those that were remembered."""
+        """Forget blocks. Return those of them that were remembered."""
         known = [block for block in blocks if block in self._blocks]
         for block in known:
             del self._blocks[block]
         return known
 
     def cached_tokens(self, prompt: Sequence[Block]) -> int:
-        """Return how many leading tokens of a prompt the worker was sent."""
+        """Return how many leading tokens of a prompt the worker was sent before, and so may have cached."""
         known = 0
         for block in prompt:
             if block not in self._blocks:

@@ -1,9 +1,9 @@
-"""Throughput of the queue for workers, in tokens computed while requests waited, and waits that follow from
-it.
+"""Throughput of the queue for workers, in tokens, and the expected waits that follow from it.
 
-Requests differ by orders of magnitude, so work is counted in tokens, as it is done. So a stack with
-long answers has a throughput before the first of them ends. Only time in which something waited counts, since
-an idle stack is not slow. A short time or little work gives no estimate.
+The throughput is the work done on all rooms while requests waited, per time in which they waited. Requests
+differ by orders of magnitude, so work is counted in tokens, as it is done. So a stack with long answers has a
+throughput before the first of them ends. Time without waiting requests does not count, since an idle stack is
+not slow. A short time or little work gives no estimate.
 """
 
 from collections import OrderedDict, deque
@@ -14,47 +14,49 @@ from typing import Final
 from baton.fleet.fair_queue import NOTHING_QUEUED, QueuedWork
 
 WINDOW_MS: Final = 60_000
-"""Time in which something waited, counted together. Older measurements are dropped."""
+"""Length of the measurement window, in milliseconds with waiting requests. Older measurements are dropped."""
 BUSY_MS_MIN: Final = 2_000
 DONE_MIN: Final = 4
-"""Least number of events for a measurement."""
+"""Fewest reports of work, or served requests, from which a throughput or a share is computed."""
 SPAN_MS: Final = 250
-"""Length of one span of the measurement."""
+"""Length of one span of the measurement window, in milliseconds."""
 CLASSES_MAX: Final = 32
-"""Classes with a known share, those that waited last."""
+"""Most priority classes whose share of the throughput is remembered: those that waited last."""
 SHARE_TIMES_MAX: Final = 128
-"""Requests that a class's share is computed from. Older ones weigh less."""
+"""Number of served requests from which a class's share is computed. Older requests weigh less."""
 SHARE_MIN: Final = 1 / 64
 SPREAD_MS: Final = 60_000
-"""Longest time over which the returns of rejected requests are spread. Some never return."""
+"""Longest time over which the returns of rejected clients are spread, in milliseconds. Some clients never
+return."""
 
 
 class BusyThroughput:
-    """Work done per time in which something waited. Bounded: WINDOW_MS / SPAN_MS spans. Time is an argument,
+    """Work done per time in which requests waited. Bounded: WINDOW_MS / SPAN_MS spans. Time is an argument,
     and does not go back."""
 
     def __init__(self) -> None:
         self.spans: deque[list[int]] = deque()
-        """[milliseconds busy, units done, number of times] of each span. The last one is added to."""
+        """Spans of the measurement, each as [milliseconds with waiting requests, units of work done, number
+        of reports]. New measurements are added to the last span."""
         self._sums = [0, 0, 0]
-        """Sums over all spans."""
+        """Sums of the three numbers of a span over all spans."""
         self.units_min = 1
-        """Least work for a measurement, in units."""
+        """Least work from which a throughput is computed, in units."""
         self._busy_since_ms: int | None = None
 
     def look(self, now_ms: int, *, waits: bool) -> None:
-        """Note whether anything waits from now on. To be called whenever that changes, and regularly."""
+        """Record whether any request waits from now on. To be called whenever that changes, and regularly."""
         if self._busy_since_ms is not None:
             self._add(now_ms - self._busy_since_ms, 0, 0)
         self._busy_since_ms = now_ms if waits else None
 
     def done(self, units: int = 1) -> None:
-        """Count units of work. They count only while something waits."""
+        """Count units of work that were done. They count only while a request waits."""
         if self._busy_since_ms is not None:
             self._add(0, units, 1)
 
     def wait_ms(self, units: int) -> int | None:
-        """Return how long `units` of work take, in milliseconds. None without a measurement."""
+        """Return how long `units` units of work take, in milliseconds. None if no throughput was measured."""
         busy_ms, units_done, times = self._sums
         if busy_ms < BUSY_MS_MIN or times < DONE_MIN or units_done < max(self.units_min, 1):
             return None
@@ -74,14 +76,14 @@ class BusyThroughput:
 
 @dataclass(slots=True)
 class _ClassShare:
-    """Share of a class in the work that was begun while the class waited."""
+    """Share of a priority class in the work of requests that got rooms while requests of the class waited."""
 
     waits: bool = False
     tokens: int = 0
     of_tokens: int = 0
     times: int = 0
     return_ms: int = 0
-    """Time when the last rejected request of the class is to return."""
+    """Time at which the last rejected client of the class is to return, in milliseconds."""
 
     def served(self, tokens: int, *, is_own: bool) -> None:
         if not self.waits:
@@ -93,47 +95,45 @@ class _ClassShare:
             self.tokens, self.of_tokens, self.times = self.tokens // 2, self.of_tokens // 2, self.times // 2
 
     def share(self) -> float:
-        """Return the share, or 1 while it is unknown."""
+        """Return the class's share of the work, from 0 to 1; 1 while it is unknown."""
         return max(self.tokens / self.of_tokens, SHARE_MIN) if self.times >= DONE_MIN else 1.0
 
 
 class QueueThroughput:
-    """Throughput of a queue with classes. A class gets its share of it, since requests of higher classes keep
-    coming. Bounded: CLASSES_MAX."""
+    """Throughput of a queue with priority classes. A class gets only its share of the throughput, since
+    requests of higher classes keep coming. Bounded: CLASSES_MAX."""
 
     def __init__(self) -> None:
         self._all = BusyThroughput()
         self.classes: OrderedDict[int, _ClassShare] = OrderedDict()
 
     def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
-        """Note how many requests wait from now on, in all and by class. To be called whenever that changes,
+        """Record how many requests wait from now on, in all and by class. To be called whenever that changes,
         and regularly."""
         self._all.look(now_ms, waits=waiting > 0)
         for priority, known in self.classes.items():
             known.waits = in_class(priority) > 0
 
     def waits(self, priority: int) -> None:
-        """Note that a request of this class waits from now on."""
+        """Record that a request of this priority class waits from now on."""
         self._of(priority).waits = True
 
     def progressed(self, tokens: int, tokens_min: int) -> None:
-        """Count tokens of work done on rooms of any class. `tokens_min`: least work for a measurement from
-        now on."""
+        """Count `tokens` tokens of work done on rooms of any class. `tokens_min`: least work for a throughput
+        from now on."""
         self._all.units_min = tokens_min
         if tokens:
             self._all.done(tokens)
 
     def served(self, priority: int | None, tokens: int) -> None:
-        """Count a request that waited and got a room, by its expected work.
-
-        `priority`: its class, and None for one that had a room before.
-        """
+        """Count a request that waited and got a room. `tokens`: its expected work. `priority`: its class,
+        None if it had a room before."""
         for each, known in self.classes.items():
             known.served(tokens, is_own=each == priority)
 
     def wait_ms(self, ahead: QueuedWork, priority: int, tokens: int) -> int | None:
-        """Return the wait of a request of `tokens` after the work `ahead`, in milliseconds. None without a
-        measurement."""
+        """Return the expected wait of a request in milliseconds. None if no throughput was measured. `ahead`:
+        work before it. `tokens`: its own work."""
         known = self.classes.get(priority)
         share = 1.0 if known is None else known.share()
         in_class = round((ahead.tokens_in_class + tokens) / share)
@@ -142,10 +142,11 @@ class QueueThroughput:
     def come_back_ms(
         self, now_ms: int, ahead: QueuedWork, priority: int, tokens: int, may_wait_ms: int
     ) -> int | None:
-        """Return how long a rejected request is to stay away to find space on its return, in milliseconds.
+        """Return after how many milliseconds a rejected client is to try again. None if no throughput was
+        measured.
 
-        By then its wait is as short as it has to be, and requests that were rejected before it have been
-        served. None without a measurement.
+        By then the queue is short enough for `may_wait_ms`, and clients that were rejected earlier have been
+        served.
         """
         one_ms = self.wait_ms(NOTHING_QUEUED, priority, tokens)
         wait_ms = self.wait_ms(ahead, priority, tokens)

@@ -1,6 +1,6 @@
-"""Registered workers and the rooms on them: the router's own state.
+"""Registry: registered workers and the rooms on them, the router's own state.
 
-It is pure: time is an argument, randomness is injected, and the caller performs calls.
+It is pure: time is an argument, randomness is injected, and the caller makes the calls to workers.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,12 +22,12 @@ from baton.rooms.phases import Side
 from baton.rooms.worker_load import WorkerLoad
 
 GOODBYE: Final = "left"
-"""Proof of departure of a worker that called Leave."""
+"""Proof that a worker is gone, if the worker itself called Leave."""
 
 
 class Registry(WorkerTable, RoomTable):
-    """Workers by incarnation and rooms by id. Bounded: open rooms by the workers' own limits, filed ones by
-    `done_max` and `failed_max`."""
+    """Registered workers by incarnation, and rooms by id. Open rooms are bounded by the workers' own limits,
+    ended ones by `done_max` and `failed_max`."""
 
     def __init__(
         self,
@@ -38,23 +38,27 @@ class Registry(WorkerTable, RoomTable):
         failed_max: int,
         context_length: int = 0,
     ) -> None:
-        """`model`, `context_length`: fingerprint and context length that every worker must have.
+        """Make a registry without workers and rooms.
 
-        `first_room`: first room id, random, at least 1 and below 2^62. `done_max`, `failed_max`: most ended
-        rooms that stay known, answered and failed ones.
+        `model`, `context_length`: fingerprint and context length that every worker must have. `first_room`:
+        first room id, random, at least 1 and below 2^62. `done_max`, `failed_max`: most ended rooms that are
+        remembered, answered and failed ones.
         """
         WorkerTable.__init__(self, model, lease_ms, context_length)
         RoomTable.__init__(self, first_room, done_max, failed_max)
         self._reserved: list[Worker] = []
-        """Decode workers that are each reserved for one request."""
+        """Decode workers that are each reserved for one request during a scan of the queue."""
 
     def update_load(self, incarnation: Incarnation, load: WorkerLoad, now_ms: int) -> bool:
-        """Take a worker's report of its load. Return whether it has more space than was assumed, so that a
-        waiting request may fit. A decode worker's report with the wrong number of KV groups is ignored."""
+        """Take a worker's report of its load. Return whether the worker has more space than was assumed, so
+        that a waiting request may fit.
+
+        A decode worker's report with the wrong number of KV groups is ignored.
+        """
         worker = self._workers.get(incarnation)
         if worker is None:
             return False
-        # A higher one than any that was issued is of a bootstrap that was here before.
+        # An id above all that were issued here comes from an earlier process of the router.
         entered = load.entered if load.entered < self._next_room else RoomId(0)
         side, more = worker.facts.side, False
 
@@ -69,8 +73,12 @@ class Registry(WorkerTable, RoomTable):
         return more
 
     def drain(self, incarnation: Incarnation, paused: int = 0) -> int:
-        """Give a worker no new rooms. Return how many it has to wait for: open rooms, and `paused` requests
-        whose rooms it retracted and which may have to go on there. Once the number is 0, none comes."""
+        """Give a worker no new rooms. Return how many rooms and requests it has to wait for; at 0, it gets
+        none any more.
+
+        These are its open rooms, and the `paused` requests whose rooms it retracted and which may have to go
+        on there.
+        """
         worker = self.worker(incarnation)
         worker.state = WorkerState.DRAINING
         awaited = len(worker.rooms) + paused
@@ -81,9 +89,9 @@ class Registry(WorkerTable, RoomTable):
     def leave(self, incarnation: Incarnation, proof: str | None, now_ms: int) -> list[RoomEntry]:
         """Remove a worker. Return its open rooms, which the caller has to end.
 
-        Local rooms go on without their prefill worker. `proof`: how its process is known to be gone. None is
-        mere silence, which ends its rooms but proves nothing. No report is awaited from a process that is
-        gone, since it holds nothing.
+        Local rooms, whose prompt decode computes, go on without their prefill worker. `proof`: how its
+        process is known to be gone. None means that the worker is only silent: its rooms end, but it may
+        still hold memory. A process that is gone holds none, so no report of its rooms is awaited.
         """
         worker = self._workers.pop(incarnation, None)
         self.pairs.forget(incarnation)
@@ -103,10 +111,11 @@ class Registry(WorkerTable, RoomTable):
         ]
 
     def place(self, need: Need, avoid: Collection[Incarnation] = (), back: Incarnation | None = None) -> Pair:
-        """Return the best pair, or a decode worker alone (`baton.fleet.placement`).
+        """Return the best pair of workers for a request, or a decode worker alone (`baton.fleet.placement`).
 
-        `back`: the decode worker that retracted the request's room. If no other worker has space, it gets the
-        request even while it drains. Raises NoSuchWorker, and NoCapacity if waiting helps.
+        `avoid`: incarnations that get it only if there are no others. `back`: decode worker that retracted
+        the request's room. If no other worker has space, it gets the request even while it drains. Raises
+        NoSuchWorker, and NoCapacity if waiting helps.
         """
         try:
             return place(self.sides, need, avoid, self.pairs)
@@ -122,7 +131,7 @@ class Registry(WorkerTable, RoomTable):
                 raise (lacks if isinstance(lacks, NoCapacity) else full) from None
 
     def record_computed(self, incarnation: Incarnation, blocks: Sequence[Block]) -> None:
-        """Note that a worker has computed the prefix of a request that goes on, and may hold it still."""
+        """Record that a worker has computed a prefix of a request, and may still have it cached."""
         worker = self._workers.get(incarnation)
         if worker is not None:
             self.sides[worker.facts.side].record_sent(worker, blocks)
@@ -130,9 +139,9 @@ class Registry(WorkerTable, RoomTable):
     def reserve(
         self, need: Need, avoid: Collection[Incarnation] = (), before: Incarnation | None = None
     ) -> Incarnation | None:
-        """Reserve a decode worker for a request that does not fit now, until `release_reserved`. Nothing else
-        is placed there. Return its incarnation, or None if there is none to reserve. `before`: the one that
-        was reserved for it last."""
+        """Reserve a decode worker for a request that fits none now. Return its incarnation, or None. Nothing
+        else is placed on it until `release_reserved`. `before`: the worker that was reserved for the request
+        last time."""
         was = None if before is None else self._workers.get(before)
         worker = choose_reserved(self.sides, need, avoid, self.pairs, was)
         if worker is None:
@@ -157,7 +166,7 @@ class Registry(WorkerTable, RoomTable):
         trace_id: str = "",
         is_back: bool = False,
     ) -> RoomEntry:
-        """Open a room on a pair. Without a prefill worker, decode computes the prompt."""
+        """Open a room on a pair of workers. If the pair has no prefill worker, decode computes the prompt."""
         room = self._fresh_id()
         prefill, decode = pair
         entry = RoomEntry(
@@ -183,7 +192,7 @@ class Registry(WorkerTable, RoomTable):
         if prefill is not None:
             cost = prefill.queue.cost(entry.prompt_tokens, need.scores)
             prefill.queue.add(room, cost, now_ms)
-            # A canary is to prove a hand-over: decode does not compute what it knows no time of.
+            # A canary has to prove a hand-over. Decode computes no prompt itself without this time.
             entry.prefill_ms = None if canary else prefill.queue.left_ms(now_ms)
             entry.prefill_own_ms = prefill.queue.duration_ms(cost)
         for worker in (decode,) if prefill is None else (prefill, decode):
@@ -199,8 +208,8 @@ class Registry(WorkerTable, RoomTable):
         return entry
 
     def mark_local(self, room: RoomId) -> None:
-        """Note that the decode worker of a room computes the prompt itself, so that its prefill worker does
-        not hold it."""
+        """Record that the decode worker of a room computes the prompt itself. Its prefill worker does not
+        hold the room then."""
         entry = self._open.get(room)
         if entry is None or entry.prefill is None or entry.is_local:
             return
@@ -213,7 +222,7 @@ class Registry(WorkerTable, RoomTable):
         entry.uncomputed_blocks = ()
 
     def side_retired(self, room: RoomId, side: Side) -> None:
-        """Note that one worker gave back all memory of a room. Unknown rooms are ignored."""
+        """Record that the worker of one side gave back all memory of a room. Unknown rooms are ignored."""
         entry = self._open.get(room)
         if entry is None:
             return
@@ -223,7 +232,8 @@ class Registry(WorkerTable, RoomTable):
         self._file_if_retired(entry)
 
     def mark_delivered(self, room: RoomId, sides: Iterable[Side]) -> None:
-        """Note that the opener of a room delivered it to these sides. Unknown rooms are ignored."""
+        """Record that the opener of a room has delivered it to the workers of these sides. Unknown rooms are
+        ignored."""
         entry = self._open.get(room)
         if entry is None or not entry.undelivered:
             return
@@ -237,7 +247,7 @@ class Registry(WorkerTable, RoomTable):
         self._look_at_opener(entry)
 
     def abandon(self, room: RoomId) -> None:
-        """File an ended room although a worker never reported it retired. Unknown rooms are ignored."""
+        """Store an ended room although a worker never reported it retired. Unknown rooms are ignored."""
         entry = self._open.get(room)
         if entry is None:
             return
@@ -263,7 +273,8 @@ class Registry(WorkerTable, RoomTable):
             self._loaded(worker)
 
     def _depart(self, incarnation: Incarnation, proof: str) -> None:
-        """Declare a process gone. It holds nothing, so no report of its rooms is awaited any more."""
+        """Record that a worker's process is gone. It holds no memory, so no report of its rooms is awaited
+        any more."""
         self._silent.pop(incarnation, None)
         remember(self._departed, incarnation, proof, DEPARTED_MAX)
         for entry in self.open_rooms_of(incarnation):

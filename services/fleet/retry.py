@@ -1,11 +1,11 @@
 """Rules for continuing a request in a new room after its room ended early.
 
-Only a failure of a worker is retried (`baton.rooms.reasons`): a client does not change its mind because a
-worker dies. No load feeds itself (`failure-adds-no-load`): one room follows another, each after a longer
-pause.
+Only a failure of a worker is retried (`baton.rooms.reasons`). The room of a client that hung up is not.
+Retries do not add to an overload (`failure-adds-no-load`): a room is opened only after another has ended, and
+after a longer pause each time.
 
-A retracted room has not failed (`retracted-is-no-failure`). Another follows it at once, as often as that
-happens, on workers with space for what it had and for a margin.
+A retracted room has not failed (`retracted-is-no-failure`). Another room follows it at once, however often
+that happens. Its workers need space for the request's tokens and for a margin.
 """
 
 from dataclasses import dataclass
@@ -17,35 +17,35 @@ from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS, Fault
 
 LEFT_S_MIN: Final = 0.5
-"""Least time left for which another room is worth opening, in seconds."""
+"""Least time that a request must have left for another room to be opened, in seconds."""
 
 
 PAUSE_S: Final = 0.02
-"""Pause before the room that follows a lost worker's, in seconds, since another worker may be ready. It is
-four times as long for each further room, and for each other reason."""
+"""Pause before the room that follows a lost worker's, in seconds. It is four times as long for each further
+room, and if the room failed for another reason."""
 PAUSE_S_MAX: Final = 5.0
 MARGIN_TOKENS: Final = 64
-"""Least tokens that each choice of a retracted room needs space for when it goes on."""
+"""Fewest KV positions that must be free for each choice of a retracted request before it goes on."""
 MARGIN_SHARE: Final = 0.25
-"""Least space when it goes on, as a share of the tokens that are computed again. So it gets further than that
-costs."""
+"""Least free space before a retracted request goes on, as a share of its tokens that are computed again. So
+it gains more than that costs."""
 RETRIED: Final = frozenset(reason for reason, facts in REASONS.items() if facts.is_retried)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBounds:
-    """Bounds on the rooms of one request."""
+    """Bounds on the number of rooms of one request, and on its waits."""
 
     rooms_max: int = 6
-    """Most consecutive rooms of one request without progress."""
+    """Most consecutive rooms of one request that end without progress."""
     wait_s: float | None = None
-    """Time for which a request whose room failed waits for a worker of a side that has none ready, in
-    seconds. One may be restarting. None: as long as the request may take."""
+    """Longest wait of a request whose room failed, in seconds, while a side has no ready worker. None: as
+    long as the request may take. A worker may be restarting."""
 
 
 def avoided_sides(reason: Reason, teller: Side | None) -> frozenset[Side]:
-    """Return the sides whose workers the next room avoids. `teller`: side that reported the failure, if one
-    did."""
+    """Return the sides whose workers the next room avoids after a failure. `teller`: side that reported the
+    failure, None if no worker did."""
     match REASONS[reason].fault:
         case Fault.PREFILL:
             return frozenset({Side.PREFILL})
@@ -60,11 +60,11 @@ def avoided_sides(reason: Reason, teller: Side | None) -> frozenset[Side]:
 
 
 def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
-    """Return the pause of a request before its next room is placed, in seconds. `rooms`: number of rooms
-    it had, the last of which failed.
+    """Return the pause before the next room of a request is placed, in seconds. `rooms`: number of rooms it
+    had, the last of which failed.
 
-    The pause is spread from half to one and a half of its length, so that requests that failed together do
-    not return together. It is a function of its arguments.
+    The pause is varied between half and one and a half of its length. So requests that failed together do not
+    return together. The result depends on the arguments alone.
     """
     if not REASONS[reason].is_attempt:
         return 0.0
@@ -74,25 +74,29 @@ def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
 
 
 def made_progress(tokens: int) -> bool:
-    """Return whether a room of `tokens` output tokens advanced its request. The first token is prefill's
-    alone, so a second one proves that both workers served it. A request that breaks its workers makes no
-    progress, and so has an end."""
+    """Return whether a room with `tokens` output tokens advanced its request.
+
+    Prefill alone can give the first token, so only a second token proves that both workers served the
+    request. A request that breaks its workers makes no progress, so its retries end.
+    """
     return tokens > 1
 
 
 def may_retry(reason: Reason, rooms: int, left_s: float, bounds: RetryBounds) -> bool:
-    """Return whether a request gets another room. `rooms`: consecutive rooms that failed without progress."""
+    """Return whether a request gets another room. `rooms`: number of consecutive rooms that failed without
+    progress. `left_s`: time left to the request, in seconds."""
     if not REASONS[reason].is_attempt:
         return left_s > 0
     return reason in RETRIED and rooms < bounds.rooms_max and left_s >= LEFT_S_MIN
 
 
 def margin_tokens(reason: Reason, had: int, left: int, choices: int) -> int:
-    """Return the KV positions that have to be free on decode besides those that the next room begins with.
+    """Return how many KV positions have to be free on decode, in addition to those with which the next room
+    begins.
 
-    `had`: KV positions of the last room's prompt and output. `left`: tokens that each of its `choices` may
-    yet draw. Without a margin, a retracted room would take the first free pages, and be retracted again or
-    drive out others.
+    `had`: number of KV positions of the last room's prompt and output. `left`: most tokens that each of its
+    `choices` may yet draw. Without a margin, a retracted room would take the first free pages. It would then
+    be retracted again, or other rooms would be.
     """
     if REASONS[reason].is_attempt:
         return 0

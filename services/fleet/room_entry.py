@@ -1,4 +1,4 @@
-"""Record of one room at the router: its workers, its phase, its outcome and its timeline."""
+"""Record of one room in the router: its workers, its phase, its outcome and its timeline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ _ALONE: Final = (Side.DECODE,)
 
 
 class RoomPhase(Enum):
-    """Phase of a room, as the registry knows it."""
+    """Phase of a room as the router knows it. The phases on the workers are in `baton.rooms.phases`."""
 
     OPEN = "open"
     STREAMING = "streaming"
-    """The first token has left for the client."""
+    """The first token was passed on to the client."""
     CLOSING = "closing"
-    """The outcome is known, but not all of its workers have reported it retired."""
+    """The outcome is known, but not all workers of the room have reported it retired."""
     RETIRED = "retired"
 
 
@@ -35,46 +35,47 @@ class RoomEntry:
     id: RoomId
     request_id: str
     prefill: WorkerFacts | None
-    """Prefill worker. None if there was none, or only decode's own process (`is_same_process`). Then decode
-    computes the prompt."""
+    """Prefill worker of the room. If None, decode computes the prompt: there was no prefill worker, or only
+    decode's own process (`is_same_process`)."""
     decode: WorkerFacts
     prompt_tokens: int
-    """KV positions that prefill computes, without the cached prefix."""
+    """Number of KV positions that prefill computes for the room, without the cached prefix."""
     tokens: int
-    """KV positions that the room begins with on decode."""
+    """Number of KV positions with which the room begins on decode."""
     opened_ms: int
     canary: bool = False
     retry_of: RoomId | None = None
-    """Room of the same request that ended, and that this one continues."""
+    """Earlier room of the same request that ended, and that this room continues. None for the first room."""
     trace_id: str = ""
     """Trace id of the request; empty if there is none."""
     phase: RoomPhase = RoomPhase.OPEN
     closing_ms: int = 0
     cause: Cause | None = None
     waiting_for: set[Side] = field(init=False)
-    """Sides that have not reported the room retired."""
+    """Sides whose workers have not reported the room retired."""
     undelivered: set[Side] = field(init=False)
-    """Sides that the opener has not delivered the room to yet, as far as the router knows."""
+    """Sides to whose workers the opener has not delivered the room yet, as far as the router knows."""
     lines: list[Line] = field(default_factory=list)
-    """Timeline, in the order in which lines came."""
+    """Lines of the room's timeline, in the order in which they arrived."""
     events_dropped: int = 0
     choices: int = 1
-    """Number of sequences that are drawn in the room."""
+    """Number of choices (sequences) that are drawn in the room."""
     prefill_ms: int | None = None
-    """Time in which prefill was expected to have computed the prompt when the room was opened, in
+    """Expected time until prefill has computed the prompt, as estimated when the room was opened, in
     milliseconds. None if unknown."""
     prefill_own_ms: int = 0
-    """Part of that time for this very prompt, in milliseconds."""
+    """Part of `prefill_ms` that computing this room's own prompt takes, in milliseconds."""
     is_same_process: bool = False
-    """Whether its decode worker's process is its prefill worker, too, so that nothing is handed over."""
+    """Whether the decode worker's process would be the prefill worker, too, so that decode computes the
+    prompt and nothing is handed over."""
     is_local: bool = False
-    """Whether its decode worker computes the prompt."""
+    """Whether the decode worker computes the room's prompt."""
     is_returned: bool = False
-    """Whether its decode worker retracted the request before. It serves the room to its end even while it
-    drains."""
+    """Whether the decode worker retracted an earlier room of the same request. It serves this room to its end
+    even while it drains."""
     uncomputed_blocks: Sequence[Block] = ()
-    """Blocks of the prompt that no room of its prefill worker had computed when this one was opened, until it
-    has."""
+    """Blocks of the prompt that the prefill worker had not computed for any room when this one was opened.
+    Empty once it has."""
 
     def __post_init__(self) -> None:
         self.is_local = self.prefill is None
@@ -82,37 +83,37 @@ class RoomEntry:
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """Sides on which the room has a worker."""
+        """Sides on which the room has a worker: both, or decode alone."""
         return _ALONE if self.prefill is None else _PAIR
 
     @property
     def waits_for_opener(self) -> set[Side]:
-        """Sides that hold the room open, and that it was not delivered to."""
+        """Sides that still count as holding the room, although its opener has not delivered it to them."""
         return self.undelivered & self.waiting_for
 
     @property
     def events(self) -> Sequence[Event]:
-        """Events of the timeline, decoded."""
+        """Events of the room's timeline, decoded."""
         events = [each if isinstance(each, Event) else each() for each in self.lines]
         self.lines[:] = events
         return events
 
     def record(self, line: Line) -> None:
-        """Add a line to the timeline, while there is space."""
+        """Add a line to the room's timeline. Beyond EVENTS_PER_ROOM_MAX lines it is counted and dropped."""
         if len(self.lines) >= EVENTS_PER_ROOM_MAX:
             self.events_dropped += 1
         else:
             self.lines.append(line)
 
     def sides_of(self, incarnation: Incarnation) -> tuple[Side, ...]:
-        """Return the sides that a worker serves in this room."""
+        """Return the sides that a worker serves in this room. Empty if the worker is not in the room."""
         sides = _ALONE if self.decode.incarnation == incarnation else ()
         if self.prefill is not None and self.prefill.incarnation == incarnation:
             return (Side.PREFILL, *sides)
         return sides
 
     def worker(self, side: Side) -> WorkerFacts:
-        """Return the worker of one of its `sides`. Raises LocalBug for another side."""
+        """Return the room's worker of one of its `sides`. Raises LocalBug for another side."""
         if side is Side.DECODE:
             return self.decode
         if self.prefill is None:
@@ -126,30 +127,30 @@ class RoomEntry:
 
     @property
     def names(self) -> Mapping[Side, str]:
-        """Names of its workers by side."""
+        """Names of the room's workers, by side."""
         return {side: self.worker(side).name for side in self.sides}
 
     @property
     def where(self) -> str:
-        """Description of its workers, for display."""
+        """Description of the room's workers for timelines, such as "on prefill-0 and decode-0"."""
         if self.is_same_process:
             return f"on {self.decode.name}, whose process serves both sides"
         return f"on {' and '.join(self.names.values())}" + " alone" * (self.prefill is None)
 
     @property
     def pair(self) -> PairId | None:
-        """Its prefill and its decode worker, if the one hands over to the other. None otherwise."""
+        """Ids of the room's prefill and decode worker. None if nothing is handed over between them."""
         if self.prefill is None or self.is_local:
             return None
         return self.prefill.incarnation, self.decode.incarnation
 
     def needs(self, incarnation: Incarnation) -> bool:
-        """Return whether the room cannot go on without this worker, which is one of its own."""
+        """Return whether the room ends if this worker is lost. The worker has to be one of the room's own."""
         return not self.is_local or incarnation == self.decode.incarnation
 
     @property
     def has_failed(self) -> bool:
-        """Whether the room ended in a way that is not the client's own."""
+        """Whether the room has failed. A room that its client ended has not."""
         return self.cause is not None and REASONS[self.cause.reason].is_failure
 
     def tokens_on(self, side: Side) -> int:

@@ -1,6 +1,7 @@
-"""Index of known rooms, newest first: all rooms, those of one request, and those that failed.
+"""Index of the rooms that the router knows, newest first: all rooms, those of one request, and those that
+failed.
 
-It is updated with each room that comes, ends or is forgotten. So the cost of listing the newest rooms does
+It is updated whenever a room is opened, fails or is forgotten. So the cost of listing the newest rooms does
 not grow with the number of stored rooms.
 """
 
@@ -13,30 +14,31 @@ from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
 
 PROMPT: Final = re.compile(r"-[0-9]+$", re.ASCII)
-"""Suffix of the request ids that the prompts of one HTTP request have."""
+"""Suffix of request ids such as `ID-0`: an HTTP request with several prompts makes one request of each."""
 
 
 def is_of(room_request: str, request_id: str) -> bool:
-    """Return whether a room's request is the HTTP request of this id, or a prompt of it."""
+    """Return whether a room's request has this request id, or is one prompt of the HTTP request with this
+    id."""
     return room_request == request_id or PROMPT.sub("", room_request) == request_id
 
 
 Table = dict[RoomId, RoomEntry]
-"""Rooms in the order of their age: ids are issued in ascending order."""
+"""Rooms by id, the oldest first, since ids are issued in ascending order."""
 
 
 class RoomIndex:
-    """Rooms by request and by outcome. Pure, and without a bound of its own: the caller removes what it
+    """Rooms by request and by outcome. Pure. It has no bound of its own: the caller reports each room that it
     forgets."""
 
     def __init__(self) -> None:
         self._clients: Table = {}
-        """All rooms but canaries."""
+        """All known rooms by id, without canaries."""
         self._failed: Table = {}
-        """Clients' rooms that failed and were not continued, in the order of their failure."""
+        """Clients' rooms that failed and that no other room continues, in the order in which they failed."""
         self.by_request: dict[str, Table] = {}
         self._prompts: dict[str, Table] = {}
-        """Rooms of numbered prompts, by the id of their HTTP request."""
+        """Rooms of requests that are one prompt of an HTTP request, by the id of that HTTP request."""
         self.continuations: dict[RoomId, list[RoomEntry]] = {}
 
     def opened(self, entry: RoomEntry) -> None:
@@ -72,16 +74,17 @@ class RoomIndex:
         return reversed(self._failed.values())
 
     def named(self, request_id: str) -> Iterator[RoomEntry]:
-        """Yield rooms of exactly this request id."""
+        """Yield the rooms of exactly this request id, newest first."""
         return reversed(self.by_request.get(request_id, {}).values())
 
     def of_request(self, request_id: str) -> Iterator[RoomEntry]:
-        """Yield rooms of this request id and of its prompts, `ID-0`, `ID-1`, …"""
+        """Yield the rooms of this request id and of its prompts (`ID-0`, `ID-1`, …), newest first."""
         prompts = reversed(self._prompts.get(request_id, {}).values())
         return merge(self.named(request_id), prompts, key=lambda entry: entry.id, reverse=True)
 
     def after(self, room: RoomId) -> Sequence[RoomEntry]:
-        """Return the rooms that continue this one, oldest first. There are several if its choices differ."""
+        """Return the rooms that continue this one, oldest first. There may be several if its choices had
+        different outputs."""
         return self.continuations.get(room, ())
 
     def _tables(self, entry: RoomEntry) -> Iterator[tuple[dict[str, Table], str]]:

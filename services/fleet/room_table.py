@@ -1,8 +1,8 @@
-"""Rooms at the router: open ones with what they wait for, and ended ones by their outcome.
+"""Rooms at the router: open ones with the reports that they wait for, and ended ones by their outcome.
 
-It is pure: time is an argument. Room ids come from here and from nowhere else (`room-issued`). They are a
-counter with a random start. So no id is used twice (`room-unique`), and one repeats after a restart with a
-chance of 2^-30. An id says nothing of where its room is.
+It is pure: time is an argument. All room ids are made here (`room-issued`). They are a counter with a random
+start. So no id is used twice (`room-unique`), and after a restart of the router one repeats with a chance of
+2^-30. The workers of a room cannot be read from its id.
 """
 
 from collections import Counter, OrderedDict
@@ -20,28 +20,33 @@ from baton.rooms.errors import (
 from baton.rooms.timeline import Event
 
 CLOSING_MS: Final = 60_000
-"""Time for the workers of an ended room to report it retired, before it is filed without."""
+"""Time for the workers of an ended room to report it retired, in milliseconds. After that, it is stored
+without the reports."""
 OPEN_MS_MAX: Final = 4 * 3_600_000
-"""Longest time that a room may be open. It exceeds every deadline of a phase on the workers, and ends rooms
-whose opener is gone (`room-ends`)."""
+"""Longest time that a room may be open, in milliseconds. It exceeds all deadlines on the workers, and ends
+rooms whose opener is gone (`room-ends`)."""
 DELIVERY_MS: Final = 60_000
-"""Time for the opener of a room to deliver it to both workers."""
+"""Time for the opener of a room to deliver it to both workers, in milliseconds."""
 OUTCOME_MS: Final = 10_000
-"""Time for the opener of a room to report its outcome, once both workers have given it back."""
+"""Time for the opener of a room to report its outcome after both workers have retired the room, in
+milliseconds."""
 CANARY_ROOMS_FILED_MAX: Final = 64
-"""Canary rooms that are kept after their end. They are kept apart, since a worker that never gets ready makes
-one a second."""
+"""Most ended canary rooms that are remembered. They are stored apart from clients' rooms, since a worker that
+never gets ready causes one a second."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class RoomTable:
-    """Rooms by id. The base of `Registry`, without any knowledge of workers' leases."""
+    """Rooms by id: the base class of `Registry` that knows no leases of workers."""
 
     def __init__(self, first_room: int, done_max: int, failed_max: int) -> None:
-        """`first_room`: first room id, random, at least 1 and below 2^62. `done_max`, `failed_max`: most
-        answered and most failed rooms that are filed."""
+        """Make an empty table.
+
+        `first_room`: first room id, random, at least 1 and below 2^62. `done_max`, `failed_max`: most ended
+        rooms that are remembered, answered and failed ones.
+        """
         self._next_room = first_room
         self.done_max = done_max
         self.failed_max = failed_max
@@ -53,19 +58,19 @@ class RoomTable:
         self.phases: Counter[RoomPhase] = Counter()
         """Number of open rooms by phase."""
         self._rooms_by_worker: dict[Incarnation, dict[RoomId, RoomEntry]] = {}
-        """Open rooms by incarnation of their workers, also of workers that are gone."""
+        """Open rooms by incarnation of their workers. Workers that are gone are included."""
         self._undelivered: DueQueue[RoomId, RoomEntry] = DueQueue(DELIVERY_MS)
-        """Open rooms that wait for their opener to deliver them."""
+        """Open rooms whose opener has not delivered them to all their workers."""
         self._without_outcome: DueQueue[RoomId, RoomEntry] = DueQueue(OPEN_MS_MAX)
-        """Open rooms without an outcome."""
+        """Open rooms whose outcome is not known yet."""
         self._released: dict[RoomId, RoomEntry] = {}
-        """Rooms without an outcome that no worker holds any more, since the last call of `orphans`."""
+        """Rooms without an outcome that their workers have retired since the last call of `orphans`."""
         self._awaiting_outcome: DueQueue[RoomId, RoomEntry] = DueQueue(OUTCOME_MS)
-        """Rooms without an outcome that no worker holds any more, since earlier."""
+        """Rooms without an outcome that their workers had retired by the last call of `orphans`."""
         self._closing: DueQueue[RoomId, RoomEntry] = DueQueue(CLOSING_MS)
-        """Open rooms with an outcome."""
+        """Rooms with an outcome that some worker has not reported retired."""
         self.index = RoomIndex()
-        """Index of all these rooms, for lookups."""
+        """Index of all known rooms, for lookups."""
 
     def get(self, room: RoomId) -> RoomEntry:
         for table in self._tables:
@@ -74,17 +79,17 @@ class RoomTable:
         raise UnknownRoom(f"room {room} is not known here")
 
     def find(self, request_id: str) -> list[RoomEntry]:
-        """Return the rooms of exactly this request id, newest first. There are several if it was retried, or
-        the client used the id again."""
+        """Return the rooms of exactly this request id, newest first. There are several if the request was
+        retried, or if the client used the id again."""
         return list(self.index.named(request_id))
 
     def rooms(self) -> Iterator[RoomEntry]:
-        """Yield all known rooms, newest first: the open ones, then the filed ones."""
+        """Yield all known rooms: first the open ones, then the ended ones, each group newest first."""
         for table in self._tables:
             yield from reversed(table.values())
 
     def open_rooms(self) -> list[RoomEntry]:
-        """Return open rooms, newest first."""
+        """Return all open rooms, newest first."""
         return list(reversed(self._open.values()))
 
     def known_count(self) -> int:
@@ -94,14 +99,14 @@ class RoomTable:
         return len(self._open)
 
     def open_rooms_of(self, incarnation: Incarnation) -> list[RoomEntry]:
-        """Return open rooms of one worker, oldest first. The worker may be gone."""
+        """Return the open rooms of one worker, oldest first. The worker may have left."""
         return list(self._rooms_by_worker.get(incarnation, {}).values())
 
     def has_open_rooms(self, incarnation: Incarnation) -> bool:
         return incarnation in self._rooms_by_worker
 
     def record(self, room: RoomId, event: Event) -> bool:
-        """Add a line to a room's timeline. Return False if the room is unknown."""
+        """Add an event to a room's timeline. Return False if the room is unknown."""
         try:
             entry = self.get(room)
         except UnknownRoom:
@@ -118,8 +123,8 @@ class RoomTable:
         """Return rooms whose opener is gone. The caller has to `end` them, and to cancel them on their
         workers.
 
-        Such a room was not delivered to both workers in DELIVERY_MS, or is open for OPEN_MS_MAX, or was given
-        back by both workers OUTCOME_MS ago.
+        Such a room was not delivered to both workers in DELIVERY_MS, or is open for OPEN_MS_MAX. Or both
+        workers retired it OUTCOME_MS ago, and it has no outcome.
         """
         for entry in self._released.values():
             self._awaiting_outcome.enter(entry.id, entry, now_ms)
@@ -129,12 +134,13 @@ class RoomTable:
         return [late[room] for room in sorted(late)]
 
     def overdue(self, now_ms: int) -> list[RoomEntry]:
-        """Return ended rooms whose workers did not report in time. The caller has to `abandon` them."""
+        """Return ended rooms whose workers did not report them retired in time. The caller has to `abandon`
+        them."""
         return self._closing.due(now_ms)
 
     def end(self, room: RoomId, cause: Cause | None, now_ms: int) -> bool:
-        """Record the outcome of a room: None for an answered request. The first outcome stays. Return False
-        if it had one."""
+        """Record the outcome of a room: its cause, or None if the request was answered. Return False if it
+        had an outcome before, which stays."""
         entry = self._open.get(room)
         if entry is None or entry.phase is RoomPhase.CLOSING:
             return False
@@ -162,7 +168,8 @@ class RoomTable:
             self.phases[phase] += 1
 
     def _look_at_opener(self, entry: RoomEntry) -> None:
-        """Update what the opener of a room is awaited for, once a side got the room or gave it back."""
+        """Update which reports are awaited from a room's opener, after a worker got the room or retired
+        it."""
         if not entry.waits_for_opener:
             self._undelivered.leave(entry.id)
         if (
@@ -194,6 +201,7 @@ class RoomTable:
 
 
 def remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> list[V]:
-    """Enter a value into a bounded table. Return the oldest values, which made room."""
+    """Enter a value into a table of at most `limit` entries. Return the oldest values, which were removed to
+    make space."""
     table[key] = value
     return [table.popitem(last=False)[1] for _ in range(len(table) - limit)]

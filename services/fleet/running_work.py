@@ -1,7 +1,7 @@
-"""Expected work of running requests, in tokens, and how much of it is done.
+"""Expected work of open rooms, in tokens, and how much of it is done.
 
 A request's work is its prompt and the tokens that it is expected to draw. The prompt counts as done with the
-first token. What is left of the work counts as done when the request ends, since its space is free then.
+first token. When the request ends, the rest of the work counts as done, since its space is free then.
 """
 
 from dataclasses import dataclass, field
@@ -10,10 +10,11 @@ from typing import Final
 from baton.ids import RoomId
 
 OUTPUT_TOKENS: Final = 256
-"""Expected output of a request that may draw more, before any ended. It is that of chats in published traces.
-"""
+"""Expected output of a request in tokens, before any request has ended. It is that of chats in published
+traces. A request with a lower limit is expected to reach the limit."""
 MEMORY: Final = 16
-"""Weight of a new output in the expectation: the expectation moves by 1/MEMORY of the difference."""
+"""Weight of the past in the expected output: each ended request moves the expectation by 1/MEMORY of the
+difference."""
 
 
 @dataclass(slots=True)
@@ -21,41 +22,42 @@ class _Left:
     prompt_tokens: int
     output_tokens: int
     is_open_ended: bool
-    """Whether the request may draw more than OUTPUT_TOKENS, so that its length is not known."""
+    """Whether the request may draw more than OUTPUT_TOKENS, so that its length is unknown."""
     drawn: int = 0
     is_computed: bool = False
-    """Whether the prompt counts as done."""
+    """Whether the request's prompt has been counted as done."""
 
 
 @dataclass(slots=True)
 class RunningWork:
-    """Work of open rooms. Bounded by these: each is `ended` once."""
+    """Work of all open rooms. Bounded by their number: `ended` is called once for each."""
 
     _rooms: dict[RoomId, _Left] = field(default_factory=dict)
     _expected: float = float(OUTPUT_TOKENS)
     _prompts: int = 0
-    """Number of prompts that are being computed."""
+    """Number of prompts that are being computed now."""
     _prompt_tokens: int = 0
-    """Total tokens of these prompts."""
+    """Total length of the prompts that are being computed now, in tokens."""
 
     @property
     def running_prompt_tokens(self) -> int:
-        """Mean length of the prompts that are being computed; 0 without any."""
+        """Mean length of the prompts that are being computed now, in tokens; 0 without any."""
         return self._prompt_tokens // max(self._prompts, 1)
 
     def output_tokens(self, longest: int, choices: int) -> int:
-        """Return the expected output of a request, in tokens. `longest`: what each of `choices` may draw."""
+        """Return the expected output of a request, in tokens, over all `choices`. `longest`: most tokens that
+        each choice may draw."""
         may_be = longest if longest <= OUTPUT_TOKENS else min(longest, round(self._expected))
         return choices * max(may_be, 1)
 
     def opened(self, room: RoomId, prompt_tokens: int, longest: int, choices: int) -> None:
-        """Add the work of a request that got a room."""
+        """Add the expected work of a request that got this room."""
         output = self.output_tokens(longest, choices)
         self._rooms[room] = _Left(prompt_tokens, output, choices == 1 and longest > OUTPUT_TOKENS)
         self._prompts, self._prompt_tokens = self._prompts + 1, self._prompt_tokens + prompt_tokens
 
     def progressed(self, room: RoomId, tokens: int) -> int:
-        """Return the work that was done when `tokens` came of a room."""
+        """Record `tokens` new output tokens of a room. Return the work done with them, in tokens."""
         left = self._rooms.get(room)
         if left is None:
             return 0
@@ -65,9 +67,10 @@ class RunningWork:
         return prompt_tokens + tokens
 
     def ended(self, room: RoomId, *, is_over: bool) -> int:
-        """Remove a room. Return the work that is done by that.
+        """Remove a room that ended. Return the work that counts as done by that, in tokens.
 
-        `is_over`: its request goes on in no other room, where the rest would be done.
+        `is_over`: whether no other room continues its request. If one does, the rest of the work is done
+        there.
         """
         left = self._rooms.pop(room, None)
         if left is None:
@@ -80,7 +83,7 @@ class RunningWork:
         return prompt_tokens + left.output_tokens
 
     def _computed(self, left: _Left) -> int:
-        """Return the tokens of a prompt that is not computed any more; 0 if that was counted before."""
+        """Count a prompt as computed. Return its length in tokens, or 0 if it was counted before."""
         if left.is_computed:
             return 0
         left.is_computed = True

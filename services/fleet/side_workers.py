@@ -1,9 +1,9 @@
-"""Workers of one side in the orders that placement needs: by free space, by size, and by the prefixes they
-were sent.
+"""Workers of one side, sorted as placement needs them: by free space, by size, and by the prefixes they were
+sent.
 
-They are kept sorted, so that a placement need not look at all of them. The caller says when a worker's state
-or load changes (`changed`, `loaded`). A load changes several times between two looks at free space, so such
-workers are sorted anew by the next look.
+The orders are maintained, so that a placement need not look at all workers. The caller reports when a
+worker's state or load changes (`changed`, `loaded`). A load changes several times between two placements, so
+changed workers are sorted again only by the next one.
 """
 
 from bisect import bisect_left, insort
@@ -18,16 +18,16 @@ from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation
 
 HOLDERS_MAX: Final = 32
-"""Most holders of a prefix that distinguishes workers. A prefix that more workers of a side were sent is
-ignored."""
+"""Most workers that may have been sent a prefix for it to matter. A prefix that more workers were sent does
+not distinguish them."""
 
 Rank = tuple[float, ...]
 _worker_of: Final = itemgetter(2)
 
 
 class Ranking:
-    """Workers sorted by a changing rank, the least first, then by name. A change costs a binary search. An
-    update without a change costs nothing."""
+    """Workers sorted by a rank that changes, the least first, then by name. A change costs a binary search.
+    Setting the same rank again costs nothing."""
 
     def __init__(self) -> None:
         self._order: list[tuple[Rank, str, Worker]] = []
@@ -48,12 +48,12 @@ class Ranking:
 
     @property
     def tokens_max(self) -> int:
-        """Most KV positions of a request on the first worker; 0 without workers."""
+        """Most KV positions of a request on the first worker of this ranking; 0 without workers."""
         first = self.first
         return 0 if first is None else first.facts.tokens_max
 
     def put(self, worker: Worker, rank: Rank | None) -> None:
-        """Set the rank of a worker. None removes it."""
+        """Set the rank of a worker. With None, the worker is removed."""
         incarnation = worker.facts.incarnation
         before = self._entries.get(incarnation)
         if rank == (None if before is None else before[0]):
@@ -66,60 +66,63 @@ class Ranking:
 
 
 class SideWorkers:
-    """Workers of one side that hold a lease."""
+    """Workers of one side that hold a lease, in several orders."""
 
     def __init__(self) -> None:
         self.known, self.ready, self.serving = Ranking(), Ranking(), Ranking()
-        """All workers, ready ones, and those that serve, each with the largest cache first."""
+        """Rankings of all workers, of the ready ones, and of those that serve or may again soon. Each has the
+        largest cache first."""
         self.computing = Ranking()
-        """Workers that compute prompts, in any state, the largest cache first."""
+        """Workers that can compute prompts, in any state, the largest cache first."""
         self._open, self._roomy, self._short = Ranking(), Ranking(), Ranking()
         self._moved: dict[Incarnation, Worker] = {}
-        """Workers whose position in `open`, `roomy` and `short` has to be updated."""
+        """Workers whose positions in `open`, `roomy` and `short` have to be updated."""
         self.joining: dict[Incarnation, Worker] = {}
         self.draining: dict[Incarnation, Worker] = {}
         self.changes = 0
-        """Number of times that a worker came, left, or changed its state."""
+        """Number of times that a worker registered, left, or changed its state."""
         self.page_sizes: Counter[int] = Counter()
-        """Number of workers by tokens per page."""
+        """Number of workers, by tokens per page."""
         self._sent: dict[Block, tuple[Worker, ...]] = {}
 
     @property
     def open(self) -> Ranking:
-        """Workers where a client's room may begin now: the smallest used share first, then the largest
+        """Workers on which a client's room may begin now: the smallest used share first, then the largest
         cache."""
         self._settle()
         return self._open
 
     @property
     def roomy(self) -> Ranking:
-        """The same workers, the one with the most free space first."""
+        """Workers on which a client's room may begin now, the one with the most free space first."""
         self._settle()
         return self._roomy
 
     @property
     def short(self) -> Ranking:
-        """Workers that one more room may wait on, in the order of `open`."""
+        """Workers with a short queue, on which one more room may wait: the smallest used share first, then
+        the largest cache."""
         self._settle()
         return self._short
 
     @property
     def has_space(self) -> bool:
-        """Whether some client's request fits now."""
+        """Whether some worker has space for a client's request, if it is small enough."""
         return bool(len(self.open) or len(self.short))
 
     def with_space(self) -> Iterator[Worker]:
-        """Yield workers with space for some client's request, some of them twice."""
+        """Yield the workers with space for a small client's request. Some are yielded twice."""
         return chain(self.open, self.short)
 
     @property
     def tokens_max(self) -> int:
-        """Most KV positions of a request on the largest worker; 0 without workers."""
+        """Most KV positions of a request on the largest worker of this side; 0 without workers."""
         return self.known.tokens_max
 
     @property
     def tokens_max_now(self) -> int:
-        """Most KV positions of a request on the largest worker that serves, or of all if none does."""
+        """Most KV positions of a request on the largest serving worker, or on the largest of all if none
+        serves."""
         return self.serving.tokens_max or self.known.tokens_max
 
     def enter(self, worker: Worker) -> None:
@@ -143,7 +146,7 @@ class SideWorkers:
         self._forget(worker, worker.sent_prefixes)
 
     def changed(self, worker: Worker) -> None:
-        """Note that the state of a worker changed."""
+        """Record that the state of a worker changed."""
         size = _size(worker)
         self.ready.put(worker, size if worker.state is WorkerState.READY else None)
         self.serving.put(worker, size if worker.is_serving else None)
@@ -156,11 +159,12 @@ class SideWorkers:
         self.loaded(worker)
 
     def loaded(self, worker: Worker) -> None:
-        """Note that the rooms or the usage of a worker changed."""
+        """Record that the rooms or the cache usage of a worker changed."""
         self._moved[worker.facts.incarnation] = worker
 
     def record_sent(self, worker: Worker, prompt: Sequence[Block]) -> Sequence[Block]:
-        """Note that a worker is sent the prefix blocks of a prompt. Return the blocks that are new to it."""
+        """Record that a worker is sent a prompt with these prefix blocks. Return the blocks that it was not
+        sent before."""
         new, forgotten = worker.sent_prefixes.add(prompt)
         for block in new:
             self._sent[block] = (*self._sent.get(block, ()), worker)
@@ -168,14 +172,14 @@ class SideWorkers:
         return new
 
     def forget_sent(self, worker: Worker, blocks: Sequence[Block]) -> None:
-        """Note that a worker does not hold blocks that it was sent."""
+        """Record that a worker does not have blocks cached that it was sent."""
         self._forget(worker, worker.sent_prefixes.drop(blocks))
 
     def holders_of(self, prompt: Sequence[Block]) -> Sequence[Worker]:
         """Return the workers that were sent more of a prompt's prefix than others, at most HOLDERS_MAX.
 
         A worker that was sent a block was sent all blocks before it, and forgets it before them. So the
-        holders of a block are among the holders of the one before.
+        workers that were sent a block are among those that were sent the block before.
         """
         for block in prompt:
             found = self._sent.get(block, ())

@@ -1,4 +1,4 @@
-"""Record of one registered worker at the router: its lease, its state, its rooms and its load."""
+"""Record of one registered worker in the router: its lease, its state, its rooms and its load."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,11 +13,11 @@ from baton.rooms.worker_facts import WEIGHT_TOTAL, WorkerFacts
 
 class WorkerState(StrEnum):
     JOINING = "joining"
-    """Registered, but no canary hand-over has passed through it yet."""
+    """The worker is registered, but no canary (test request) has passed through it yet."""
     READY = "ready"
     DRAINING = "draining"
     SUSPECT = "suspect"
-    """A call to it broke. It gets no rooms until it renews its lease."""
+    """A call to the worker broke. It gets no rooms until it renews its lease."""
 
 
 @dataclass(slots=True)
@@ -26,27 +26,28 @@ class Worker:
     lease_until_ms: int
     state: WorkerState = WorkerState.JOINING
     proven: bool = False
-    """Whether a canary hand-over has passed through it."""
+    """Whether a canary (test request) has passed through the worker."""
     dismissed: bool = False
-    """Whether the worker drains, and knows that it gets no room any more."""
+    """Whether the worker drains, and was informed that it gets no rooms any more."""
     reserved: bool = False
-    """Whether it is reserved for one request, while the other waiting ones are looked at."""
+    """Whether the worker is reserved for one request, so that other requests of the same queue scan are not
+    placed on it."""
     rooms: set[RoomId] = field(default_factory=set)
     canaries: set[RoomId] = field(default_factory=set)
-    """Rooms of canaries among `rooms`."""
+    """Rooms of canaries (test requests) among `rooms`."""
     joined_ms: int = 0
-    """Time of its first registration."""
+    """Time of the worker's first registration, in milliseconds."""
     usage: WorkerUsage = field(init=False)
-    """Usage of its KV cache."""
+    """Used and free space of the worker's KV cache."""
     queue: PrefillQueue = field(default_factory=PrefillQueue)
-    """Prompt tokens that wait there, for a prefill worker."""
+    """Prompt tokens that wait on this worker, if it is a prefill worker."""
     sent_prefixes: SentPrefixes = field(init=False)
-    """Prompt prefixes that the worker was sent, and so may have cached."""
+    """Prompt prefixes that the worker was sent, and so may have in its prefix cache."""
     twin: "Worker | None" = field(default=None, init=False, repr=False, compare=False)
-    """The worker of the other side of its process, while that holds a lease too."""
+    """Worker of the other side in the same process, while that worker holds a lease too. None otherwise."""
     weight: int = field(default=WEIGHT_TOTAL, init=False)
-    """Share of its process's time that it is meant to have, of 100. With 0 it gets no room while another
-    worker of its side serves."""
+    """Share of its process's time that this worker is meant to have, of 100. With 0, it gets no rooms while
+    another worker of its side serves."""
 
     def __post_init__(self) -> None:
         facts, other = self.facts, self.facts.other_side
@@ -57,18 +58,18 @@ class Worker:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it gets rooms, or may again as soon as it renews its lease."""
+        """Whether the worker gets rooms now, or may again as soon as it renews its lease."""
         return self.state is WorkerState.READY or (self.state is WorkerState.SUSPECT and self.proven)
 
     @property
     def client_rooms(self) -> int:
-        """Number of clients' rooms that it holds."""
+        """Number of clients' rooms on the worker; canaries are not counted."""
         return len(self.rooms) - len(self.canaries)
 
     @property
     def accepts_retracted(self) -> bool:
-        """Whether it drains and still serves what it has started, including requests whose rooms it
-        retracted."""
+        """Whether the worker drains but still serves requests that it has started, including those whose
+        rooms it retracted."""
         return self.state is WorkerState.DRAINING and not self.dismissed
 
     @property
@@ -77,24 +78,29 @@ class Worker:
 
     @property
     def tokens(self) -> int:
-        """KV positions of its cache that are used or asked for."""
+        """Number of KV positions of the worker's cache that are used, or that waiting rooms need."""
         return self.usage.tokens
 
     @property
     def tokens_ahead(self) -> int:
-        """Work before a room that is placed on it now, in tokens. For a prefill worker that reports its load,
-        it is the tokens to compute. A computed room whose pages decode does not take yet delays none there.
-        For any other worker, it is `tokens`."""
+        """Work before a room that is placed on the worker now, in tokens.
+
+        For a prefill worker that reports its load, it is the number of tokens to compute. Prompts that are
+        computed but not handed over yet delay no new room there. For any other worker, it is `tokens`.
+        """
         return self.tokens if self.queue.load is None else self.queue.tokens
 
     @property
     def share(self) -> float:
-        """`tokens_ahead` as a share of its cache. If its process serves both sides, the other side's share is
-        added. The sum is divided by the part of the time that its `weight` gives it."""
+        """Work on the worker as a share of its cache: `tokens_ahead` over the cache's positions.
+
+        If its process serves both sides, the other side's share is added. The sum is divided by the worker's
+        share of the process's time (`weight`).
+        """
         return self.share_with(0)
 
     def share_with(self, tokens: int) -> float:
-        """Return `share` with `tokens` more."""
+        """Return what `share` would be with `tokens` more KV positions."""
         share = self._own_share(tokens)
         if self.twin is not None:
             share += self.twin._own_share(0)
@@ -104,17 +110,19 @@ class Worker:
         return (self.tokens_ahead + more) / max(self.facts.tokens_max, 1)
 
     def weigh(self, prefill: int) -> None:
-        """Set the part of its process's time that is meant for prefill, of 100."""
+        """Set the prefill weight of the worker's process: the part of its time that is meant for prefill, of
+        100."""
         self.weight = prefill if self.facts.side is Side.PREFILL else WEIGHT_TOTAL - prefill
 
     @property
     def prefill_weight(self) -> int | None:
-        """Weight of prefill that its process has now; None if it serves one side only."""
+        """Present prefill weight of the worker's process, of 100. None if the process serves one side
+        only."""
         if self.facts.other_side is None:
             return None
         return self.weight if self.facts.side is Side.PREFILL else WEIGHT_TOTAL - self.weight
 
     @property
     def has_free_room(self) -> bool:
-        """Whether one more client's room may be placed on it, if it has the space."""
+        """Whether one more client's room may be placed on the worker, apart from the space in its cache."""
         return self.state is WorkerState.READY and not self.reserved and self.rooms_left > 0

@@ -1,4 +1,4 @@
-"""Registered workers: their leases, their states, and what a side can serve.
+"""Registered workers: their leases, their states, and what each side can serve.
 
 It is pure: time is an argument.
 """
@@ -25,35 +25,37 @@ from baton.rooms.worker_facts import WEIGHT_TOTAL, ServedEngine, StackFacts, Wor
 
 DEPARTED_MAX: Final = 1024
 TURN_MS_MAX: Final = 3_000
-"""Longest time without the end of a turn, if a lease is shorter. An idle worker ends a turn each second."""
+"""Longest time between two turns of a worker, in milliseconds, if a lease is shorter. An idle worker ends a
+turn each second."""
 EXPECTED_MS: Final = 30_000
-"""Time in which a worker is expected to become ready, after it registered or another one of its side was
-lost. It is about twice what a worker takes to start, to load and to prove itself."""
+"""Time in which a worker is expected to become ready after it registered, or after another of its side was
+lost, in milliseconds. It is about twice the time to start, to load and to pass a canary."""
 
 
 class WorkerTable:
-    """Workers by incarnation. The base of `Registry`, without any knowledge of rooms."""
+    """Registered workers by incarnation: the base class of `Registry` that knows no rooms."""
 
     def __init__(self, model: str, lease_ms: int, context_length: int) -> None:
-        """`model`, `context_length`: fingerprint and context length that every worker must have."""
+        """Make an empty table. `model`, `context_length`: fingerprint and length that every worker must
+        have."""
         self.model = model
         self.context_length = context_length
         self.lease_ms = lease_ms
         self._listened_ms: int | None = None
-        """Time of the last call of `expired`."""
+        """Time of the last call of `expired`, in milliseconds."""
         self._workers: dict[Incarnation, Worker] = {}
         self._names: dict[str, Incarnation] = {}
-        """Incarnations of these workers by name."""
+        """Incarnations of the registered workers, by name."""
         self._leases: OrderedDict[Incarnation, Worker] = OrderedDict()
-        """The same workers, in the order in which their leases end."""
+        """Registered workers, in the order in which their leases end."""
         self.sides = {side: SideWorkers() for side in Side}
         self.pairs = PairHealth()
-        """Pairs of workers that do not reach each other."""
+        """Health of pairs of workers: which pairs do not reach each other."""
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
-        """Workers whose lease ran out, and whose process is not known to be gone."""
+        """Facts of workers whose lease ran out, and whose process may still run, by incarnation."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
         self._expected_until_ms = dict.fromkeys(Side, 0)
-        """Time until which a new worker of a side is expected, since one was lost."""
+        """Time until which a replacement for a lost worker is expected, in milliseconds, by side."""
 
     def workers(self) -> list[Worker]:
         return list(self._workers.values())
@@ -68,26 +70,27 @@ class WorkerTable:
         return incarnation in self._workers
 
     def facts_of(self, incarnation: Incarnation) -> WorkerFacts | None:
-        """Return the facts of a worker that holds its lease or fell silent, or None."""
+        """Return the facts of a worker that holds a lease or whose lease ran out, or None."""
         worker = self._workers.get(incarnation)
         return self._silent.get(incarnation) if worker is None else worker.facts
 
     def side_of(self, incarnation: Incarnation) -> Side | None:
-        """Return the side of a worker that holds its lease or fell silent, or None."""
+        """Return the side of a worker that holds a lease or whose lease ran out, or None."""
         facts = self.facts_of(incarnation)
         return None if facts is None else facts.side
 
     def silent(self, name: str) -> list[Incarnation]:
-        """Return the incarnations of that name whose lease ran out. The next holder of the name does not
-        prove that they are gone."""
+        """Return the incarnations of this name whose lease ran out and whose process may still run. A new
+        holder of the name does not prove that they are gone."""
         return [each for each, facts in self._silent.items() if facts.name == name]
 
     def register(self, facts: WorkerFacts, now_ms: int, turn_ms: int = 0) -> None:
-        """Register a worker, or renew its lease.
+        """Register a worker, or renew its lease. `turn_ms`: time since its last turn (iteration of its loop)
+        ended.
 
-        Raises WorkerRefused with the field that differs from the stack's. Raises NameInUse while another
-        incarnation of the name holds its lease. Raises DeclaredGone, and TurnStalled if its turn has not
-        ended for too long.
+        Raises WorkerRefused with the field that differs from the stack's, and NameInUse while another
+        incarnation of the name holds its lease. Raises DeclaredGone, and TurnStalled if the last turn is too
+        long ago.
         """
         if facts.model != self.model:
             raise WorkerRefused("model", self.model, facts.model)
@@ -106,8 +109,8 @@ class WorkerTable:
         self._renew_lease(known, now_ms)
 
     def renew(self, incarnation: Incarnation, now_ms: int, turn_ms: int = 0) -> None:
-        """Renew a lease. Raises UnknownWorker, DeclaredGone, and TurnStalled if the worker's turn has not
-        ended for a lease. Then the caller has to `leave` it, since its rooms do not go on."""
+        """Renew a worker's lease. Raises UnknownWorker, DeclaredGone, and TurnStalled if its last turn is too
+        long ago. Then the caller has to `leave` it, since its rooms make no progress."""
         worker = self.worker(incarnation)
         self._check_turns(turn_ms)
         self._renew_lease(worker, now_ms)
@@ -116,8 +119,8 @@ class WorkerTable:
             self._changed(worker)
 
     def mark_proven(self, incarnation: Incarnation) -> WorkerFacts | None:
-        """Note that a canary hand-over passed through this worker. Return its facts if that made it ready, or
-        None if it was ready before or has left."""
+        """Record that a canary (test request) passed through this worker. Return its facts if that made it
+        ready, or None if it was ready before or has left."""
         worker = self._workers.get(incarnation)
         if worker is None:
             return None
@@ -129,8 +132,8 @@ class WorkerTable:
         return worker.facts
 
     def suspect(self, incarnation: Incarnation) -> None:
-        """Give a worker no rooms, since a call to it broke. The other side of its process gets none
-        either."""
+        """Give a worker no rooms, since a call to it broke. The worker of the other side in its process gets
+        none either."""
         worker = self._workers.get(incarnation)
         for each in (worker, None if worker is None else worker.twin):
             if each is not None and each.state is not WorkerState.DRAINING:
@@ -138,10 +141,10 @@ class WorkerTable:
                 self._changed(each)
 
     def weigh(self, process: str, prefill: int) -> list[Worker]:
-        """Set how much of its time a process that serves both sides spends on prefill, of 100, from the next
-        room on. Rooms that have begun are not touched (`weight-is-no-state`).
+        """Set the share of its time that a process that serves both sides spends on prefill, of 100, from the
+        next room on. Rooms that have begun are not affected (`weight-is-no-state`).
 
-        Return the workers of its two sides. Raises UnknownWorker for a process that is not there, or serves
+        Return the workers of its two sides. Raises UnknownWorker for an unknown process, or one that serves
         one side.
         """
         others = ((worker, worker.facts.other_side) for worker in self._workers.values())
@@ -154,24 +157,24 @@ class WorkerTable:
         return sides
 
     def joining(self) -> list[Worker]:
-        """Return workers that no canary has passed through yet."""
+        """Return the workers through which no canary (test request) has passed yet."""
         return [worker for side in self.sides.values() for worker in side.joining.values()]
 
     def expects(self, side: Side, now_ms: int) -> bool:
-        """Return whether a worker of a side is likely to become ready soon: one is starting, or was lost a
-        moment ago. A worker that said goodbye is not expected back."""
+        """Return whether a worker of a side is likely to become ready soon: one has just registered, or was
+        just lost and may be restarted. A worker that called Leave is not expected back."""
         joining = reversed(self.sides[side].joining.values())
         joined = any(now_ms < worker.joined_ms + EXPECTED_MS for worker in joining)
         return joined or now_ms < self._expected_until_ms[side]
 
     def expect_back(self, incarnation: Incarnation, now_ms: int) -> None:
-        """Note that a worker is about to end because something of it broke, and may be restarted. Raises
+        """Record that a worker is about to end because a part of it broke, and may be restarted. Raises
         UnknownWorker."""
         self._expect(self.worker(incarnation), now_ms)
 
     def of_process(self, name: str, pid: int) -> list[Incarnation]:
-        """Return incarnations of worker `name` that registered process id `pid`, silent ones included. A late
-        report says nothing about the next holder of the name (`incarnation`)."""
+        """Return the incarnations that registered under this name with process id `pid`, silent ones
+        included. A late report about them says nothing about the next holder of the name (`incarnation`)."""
         holder = self._names.get(name)
         holders = {} if holder is None else {holder: self._workers[holder].facts}
         known = self._silent | holders
@@ -187,11 +190,11 @@ class WorkerTable:
         return [each for each, known in facts if known and known.exit_digest and known.exit_digest == digest]
 
     def expired(self, now_ms: int, accepted_until_ms: int | None = None) -> list[Incarnation]:
-        """Return workers whose lease has run out. The caller has to `leave` them.
+        """Return the workers whose lease has run out. The caller has to `leave` them.
 
-        Silence counts only while the router listens. `accepted_until_ms`: all messages sent before that time
-        were read. Later ones may wait in a queue of the listener (`live-is-not-lost`). Not given: all sent
-        before now were read.
+        A worker counts as silent only while the router reads its messages. `accepted_until_ms`: all messages
+        sent before that time were read; None for now. Later ones may wait in the server's queue
+        (`live-is-not-lost`).
 
         To be called often. Of the time since the last call, at most a third of a lease counts, in which a
         lease would have been renewed once. So leases survive a paused machine.
@@ -208,12 +211,13 @@ class WorkerTable:
         return [each for each in self._workers if each in late] if late else []
 
     def departed(self) -> list[Incarnation]:
-        """Return processes that are known to be gone, the latest last, at most DEPARTED_MAX."""
+        """Return the incarnations of processes that are known to be gone, the latest last, at most
+        DEPARTED_MAX."""
         return list(self._departed)
 
     def unreachable(self) -> list[tuple[Worker, Worker]]:
-        """Return the pairs of ready workers if none of them connects and no decode worker serves alone. Empty
-        otherwise."""
+        """Return all pairs of ready workers if none of the pairs connects, and no decode worker can serve
+        alone. Empty otherwise."""
         prefill, decode = (self.sides[side].ready for side in Side)
         if self.pairs.broken_count() < len(prefill) * len(decode):
             return []
@@ -225,7 +229,7 @@ class WorkerTable:
         return [] if reached else ready
 
     def missing(self) -> list[Side]:
-        """Return the sides without a ready worker, if requests cannot be served without."""
+        """Return the sides without a ready worker, if requests cannot be served without one."""
         empty = [side for side in Side if not self.ready_count(side)]
         return [] if empty == [Side.PREFILL] and self.serves_alone else empty
 
@@ -234,18 +238,18 @@ class WorkerTable:
 
     @property
     def serves_alone(self) -> bool:
-        """Whether a decode worker that computes prompts is ready."""
+        """Whether a decode worker is ready that can compute prompts, and so serve without prefill."""
         return self.alone_count > 0
 
     @property
     def alone_count(self) -> int:
-        """Number of ready decode workers that compute prompts."""
+        """Number of ready decode workers that can compute prompts."""
         return sum(worker.facts.computes for worker in self.sides[Side.DECODE].ready)
 
     @property
     def uses_prefix_affinity(self) -> bool:
-        """Whether it matters which worker was sent a prompt's prefix: some side has several workers, or a
-        decode worker may compute prompts."""
+        """Whether placement has to know which worker was sent a prompt's prefix: some side has several
+        workers, or a decode worker may compute prompts."""
         computes = any(worker.facts.computes for worker in islice(self.sides[Side.DECODE].known, 1))
         return computes or any(len(side.known) > 1 for side in self.sides.values())
 
@@ -253,8 +257,8 @@ class WorkerTable:
     def all_full(self) -> bool:
         """Whether every client's request would have to wait, however small it is.
 
-        Decode has no space, or prefill has none and no decode worker with space may get a request alone. A
-        draining worker may take back a retracted request even so.
+        That is so if decode has no space. It is also so if prefill has none, and no decode worker with space
+        may get a request alone. A draining worker may still take back a retracted request.
         """
         prefill, decode = (self.sides[side] for side in (Side.PREFILL, Side.DECODE))
         if prefill.has_space and decode.has_space:
@@ -265,7 +269,7 @@ class WorkerTable:
         return not any(apart or facts.tokens_max > largest for facts in alone)
 
     def accepting_retracted(self) -> list[Incarnation]:
-        """Return decode workers that drain, and have some space for requests that they retracted."""
+        """Return the draining decode workers that have some space for requests whose rooms they retracted."""
         return [
             incarnation
             for incarnation, worker in self.sides[Side.DECODE].draining.items()
@@ -273,29 +277,29 @@ class WorkerTable:
         ]
 
     def outlook(self, now_ms: int) -> Hashable:
-        """Return a value that changes whenever there may be workers for a request that had none, or none for
-        one that had."""
+        """Return a value that changes whenever the answer to "can any worker hold this request?" may have
+        changed."""
         return tuple((workers.changes, self.expects(side, now_ms)) for side, workers in self.sides.items())
 
     @property
     def changes(self) -> int:
-        """Number of times that a worker came, left, or changed its state. What they can hold depends on that
-        alone."""
+        """Number of times that a worker came, left, or changed its state. What all workers can hold changes
+        only then."""
         return sum(workers.changes for workers in self.sides.values())
 
     def tokens_max(self, side: Side) -> int:
-        """Return the most KV positions that a request may ever take on a side, of the workers that are there;
-        0 without any."""
+        """Return the most KV positions of a request on the largest worker of a side, in any state; 0 without
+        workers."""
         return self.sides[side].tokens_max
 
     @property
     def tokens_max_alone(self) -> int:
-        """Most KV positions of a request on decode workers that compute prompts; 0 without any."""
+        """Most KV positions of a request on decode workers that can compute prompts; 0 without any."""
         return self.sides[Side.DECODE].computing.tokens_max
 
     @property
     def decode_page_tokens(self) -> int:
-        """Tokens per page of decode workers, the largest if they differ; 1 without workers."""
+        """Tokens per page of decode workers, the largest number if they differ; 1 without workers."""
         return max(self.sides[Side.DECODE].page_sizes, default=1)
 
     @property
@@ -305,12 +309,12 @@ class WorkerTable:
 
     @property
     def engine(self) -> ServedEngine | None:
-        """Promises of all workers together; None without workers."""
+        """Engine of the stack, with the properties that all workers share; None without workers."""
         return served_engine(worker.facts for worker in self._leases.values())
 
     def tokens_max_now(self, side: Side) -> int:
-        """Return the most KV positions that a request may take on a side now, of workers that get rooms now
-        or may again at once, if there are any."""
+        """Return the most KV positions of a request on the largest worker of a side that serves now or may
+        again soon. If there is none, the largest of all counts."""
         return self.sides[side].tokens_max_now
 
     def _check_lives(self, incarnation: Incarnation) -> None:
@@ -334,30 +338,30 @@ class WorkerTable:
                 _check_pages(page_tokens, facts.page_tokens, encoded=_is_encoded(facts))
 
     def _expect(self, worker: Worker, now_ms: int) -> None:
-        """Expect a worker, or the one that is started in its place, if it ever served."""
+        """Expect a lost worker back, or one that is started in its place, if it was ever ready."""
         if worker.proven:
             self._expected_until_ms[worker.facts.side] = now_ms + EXPECTED_MS
 
     def _renew_lease(self, worker: Worker, now_ms: int) -> None:
-        """Give a worker a lease from now on."""
+        """Let a worker's lease begin anew now."""
         worker.lease_until_ms = now_ms + self.lease_ms
         self._leases[worker.facts.incarnation] = worker
         self._leases.move_to_end(worker.facts.incarnation)
 
     def _changed(self, worker: Worker) -> None:
-        """Note that the state of a worker changed."""
+        """Record that the state of a worker changed, in the orders of its side."""
         self.sides[worker.facts.side].changed(worker)
 
     def _loaded(self, worker: Worker) -> None:
-        """Note that the load of a worker changed: its rooms, its weight, or its usage. The other side of its
-        process shares that load."""
+        """Record that the load of a worker changed: its rooms, its weight, or its usage. The worker of the
+        other side in its process shares that load."""
         self.sides[worker.facts.side].loaded(worker)
         if worker.twin is not None:
             self.sides[worker.twin.facts.side].loaded(worker.twin)
 
     def _link_twin(self, worker: Worker) -> None:
-        """Link a worker with the other side of its process, if that is there and each names the other. A
-        weight that was set since the other side came is valid for both."""
+        """Link a worker with the other side of its process, if both are registered and name each other. A
+        weight that was set since the other side registered is valid for both."""
         mine = worker.facts.other_side
         twin = None if mine is None else self._workers.get(mine.incarnation)
         theirs = None if twin is None else twin.facts.other_side
@@ -387,7 +391,8 @@ def _check_stack(known: StackFacts, new: StackFacts) -> None:
 
 
 def _check_pages(known: int, new: int, *, encoded: bool) -> None:
-    """Raise WorkerRefused unless pages of both sizes can be handed over. `encoded`: they go whole."""
+    """Raise WorkerRefused unless pages of both sizes can be handed over. `encoded`: whether pages can only be
+    sent whole."""
     small, large = sorted((known, new))
     if encoded and small != large:
         raise WorkerRefused("page_tokens", str(known), f"{new}: encoded pages go whole")

@@ -2,12 +2,12 @@
 
 A worker reports with each renewal of its lease, and whenever a room on it ends. Prefill reports tokens to
 compute (`baton.fleet.prefill_queue`), decode reports pages, which this module counts. A report covers all
-rooms that the worker has entered. Rooms placed since are counted here, by the positions they begin with.
-Without a report, all open rooms are counted so.
+rooms that the worker has entered. Rooms placed since are counted here, by the positions with which they
+begin. Without a report, all open rooms are counted like that.
 
 A report may be as old as two renewals, and rooms on the worker grow meanwhile. In the worst case a room is
-placed that does not fit any more. That is harmless: it waits on the worker for pages, and no running room
-makes space for it. The next report shows it waiting, which keeps others from being placed behind it.
+placed that does not fit any more. That is harmless: it waits on the worker for pages, and no running room is
+retracted for it. The next report shows it waiting, so that no further rooms are placed there.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,44 +20,48 @@ from baton.rooms.worker_load import WorkerLoad
 
 WAITING_MIN: Final = 2
 WAITING_SHARE: Final = 8
-"""Rooms that may wait on a worker are 1/WAITING_SHARE of its running sequences. They get their pages, or join
-the batch, in the very turn in which another room ends. If more rooms end at one time, the worker reports that
-at once, and the next ones are placed. So it does not idle."""
+"""Divisor for the number of rooms that may wait on a worker: one for every 8 running sequences, and at least
+WAITING_MIN.
+
+They get their pages, or join the batch, in the turn in which another room ends, so the worker does not idle.
+If more rooms end at one time, the worker reports that at once, and the next rooms are placed.
+"""
 
 
 @dataclass(slots=True)
 class UnreportedRooms:
-    """Rooms that a worker had not entered at its last report, each with its count. Each is looked at twice at
-    most, however many reports come."""
+    """Rooms placed on a worker that its last report does not cover, each with a count of tokens. Each room is
+    examined twice at most, however many reports come."""
 
     tokens: int = 0
-    """Sum of the counts of all these rooms."""
+    """Sum of the token counts of all these rooms."""
     _since: dict[RoomId, int] = field(default_factory=dict)
-    """Rooms in the order of their ids."""
+    """Token counts by room, in the order of the room ids."""
     _late: dict[RoomId, int] = field(default_factory=dict)
-    """Rooms that may not have been delivered yet, although later ones were entered."""
+    """Token counts of rooms that may not have been delivered yet, although the worker has entered later
+    ones."""
 
     def __len__(self) -> int:
         return len(self._since) + len(self._late)
 
     def add(self, room: RoomId, tokens: int) -> None:
-        """Add a room that was just issued. `tokens`: its count."""
+        """Add a room that was just placed on the worker. `tokens`: its count."""
         self._since[room] = tokens
         self.tokens += tokens
 
     def delivered(self, room: RoomId) -> int:
-        """Note that a room's opener delivered it. Return the count that falls away because the worker had
-        entered later rooms."""
+        """Record that a room was delivered to the worker. Return the token count that is removed, because the
+        worker has entered later rooms."""
         return self._count_out(self._late, room)
 
     def release(self, room: RoomId) -> int:
-        """Remove a room that the worker no longer holds. Return the count that falls away. If the worker had
-        entered it, its next report counts the space."""
+        """Remove a room that the worker no longer holds. Return the token count that is removed. If the
+        worker had entered the room, its next report shows the free space."""
         return self._count_out(self._since, room) + self._count_out(self._late, room)
 
     def entered(self, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> None:
-        """Remove the rooms that a report covers: those up to the room id `entered`, if `is_brought` says that
-        they were delivered."""
+        """Remove the rooms that a report covers: those up to the room id `entered` for which `is_brought`
+        returns that they were delivered."""
         for room in list(takewhile(lambda room: room <= entered, self._since)):
             tokens = self._since.pop(room)
             if is_brought(room):
@@ -73,45 +77,49 @@ class UnreportedRooms:
 
 @dataclass(slots=True)
 class WorkerUsage:
-    """Free and used KV positions of one worker."""
+    """Free and used KV positions of one worker's cache."""
 
     tokens_max: int
-    """KV positions of its whole cache."""
+    """Number of KV positions in the worker's whole cache."""
     page_tokens: Sequence[int]
-    """Tokens per page, by KV group. Pages of one token, in one group, if the worker did not register any."""
+    """Number of tokens per page, by KV group. One group with pages of one token if the worker did not
+    register any."""
     load: WorkerLoad | None = None
-    """Last report of the worker."""
+    """Last load report of the worker; None before the first."""
     _free: int = field(init=False)
-    """Free KV positions less those that waiting rooms need, at the last report. May be negative."""
+    """Number of free KV positions less those that waiting rooms need, at the last report. May be negative."""
     unreported: UnreportedRooms = field(default_factory=UnreportedRooms)
-    """Rooms placed since then, by the KV positions that they begin with."""
+    """Rooms placed since the last report, with the KV positions with which they begin."""
 
     def __post_init__(self) -> None:
         self._free = self.tokens_max
 
     def fits(self, load: WorkerLoad) -> bool:
-        """Return whether a report has the right number of KV groups."""
+        """Return whether a load report has the right number of KV groups."""
         return len(load.free) == len(load.asked) == len(self.page_tokens)
 
     @property
     def left(self) -> int:
-        """KV positions that another room could begin with. Negative if waiting rooms ask for more."""
+        """Number of KV positions with which another room could begin on the worker. Negative if waiting rooms
+        need more than is free."""
         return self._free - self.unreported.tokens
 
     @property
     def tokens(self) -> int:
-        """KV positions that are used, reserved for running rooms, or asked for."""
+        """Number of KV positions that are used, reserved for running rooms, or needed by waiting rooms."""
         return self.tokens_max - self.left
 
     @property
     def growing(self) -> int:
-        """Sequences that will take more KV as they are drawn, once all rooms that are placed run."""
+        """Number of sequences that will take more KV as tokens are drawn, once all rooms placed on the worker
+        run."""
         load = self.load
         return len(self.unreported) if load is None else load.running + load.waiting + len(self.unreported)
 
     @property
     def waiting(self) -> int:
-        """Rooms that may be unable to begin: those reported as waiting, and all placed since."""
+        """Number of rooms that may be unable to begin: those that the worker reported as waiting, and all
+        placed since."""
         load = self.load
         if load is None:
             return len(self.unreported)
@@ -120,29 +128,29 @@ class WorkerUsage:
 
     @property
     def accepts_waiting(self) -> bool:
-        """Whether one more room that cannot begin yet may be placed here. Without a report, as many as the
-        worker may hold."""
+        """Whether one more room that cannot begin yet may be placed on the worker. Always true before its
+        first report."""
         load = self.load
         return load is None or self.waiting < max(WAITING_MIN, load.running // WAITING_SHARE)
 
     @property
     def has_batch_space(self) -> bool:
-        """Whether the batch has space for one more sequence, once all rooms that are placed run."""
+        """Whether the worker's batch has space for one more sequence, once all rooms placed on it run."""
         load = self.load
         if load is None or not load.running_max:
             return True
         return self.growing < load.running_max
 
     def can_start(self, tokens: int) -> bool:
-        """Return whether a room of `tokens` initial KV positions could begin now."""
+        """Return whether a room that begins with `tokens` KV positions could begin on the worker now."""
         return self.left >= tokens and self.has_batch_space
 
     def update(self, load: WorkerLoad, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> bool:
-        """Take a report of the worker. Return whether it has more space than was assumed. A report older than
-        the last one is ignored.
+        """Take a load report of the worker. Return whether it has more space than was assumed. A report older
+        than the last one is ignored.
 
-        `entered`: highest room id of those issued here that it has entered. `is_brought`: whether a room was
-        delivered.
+        `entered`: highest room id that the worker has entered, of those issued by this router. `is_brought`:
+        function that returns whether a room was delivered to the worker.
         """
         if self.load is not None and load.number <= self.load.number:
             return False
