@@ -131,7 +131,7 @@ def _application(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # ours is the edge's
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # Baton has its own
         exception_handlers={
             ApiError: api_error,
             BackendError: backend_error,
@@ -144,7 +144,7 @@ def _application(
     templates: list[str] = []
     for router in routers:
         app.include_router(router)
-        # The application itself does not list their routes: it keeps the routers.
+        # FastAPI's application keeps the routers and does not list their routes itself.
         templates += [route.path for route in router.routes if isinstance(route, APIRoute)]
     metrics.expect(templates)
     return ApiMiddleware(

@@ -131,11 +131,13 @@ class IncomingBody:
         return any(share.dropped for share in self._shares)
 
     def begin(self, deadline: asyncio.Timeout) -> None:
-        """Set the timeout of the reading of the body. It expires at once if the body is dropped."""
+        """Set the timeout within which the body is read. It is made to expire at once if the body is
+        dropped."""
         self._deadline = deadline
 
     def grow(self, more: int) -> None:
-        """Count `more` bytes of the body that have arrived. Raises Overloaded."""
+        """Count `more` bytes of the body that have arrived. Raises Overloaded if the pools have no space for
+        them."""
         if self.was_dropped:
             raise self.overloaded()
         first = min(more, max(self._beginning_bytes - self.size, 0))

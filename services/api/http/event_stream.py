@@ -133,7 +133,8 @@ class TextEvent:
     __slots__ = ("_after", "_before")
 
     def __init__(self, framing: Framing, render: Callable[[str], Iterable[Mapping[str, Any]]]) -> None:
-        """Render the template. `render`: makes the chunks for a text, which contain the text exactly once."""
+        """Render the template. `render`: function that makes the chunks for a given text, which contain that
+        text exactly once."""
         self._before, self._after = framing.events(render(MARK)).split(encode(MARK).encode())
 
     def of(self, text: str) -> bytes:

@@ -62,7 +62,7 @@ class HttpExchange:
     events: EventStream | None = None
     """Event stream of the response, if the response is one."""
     render_failure: RenderFailure | None = None
-    """Function that makes the last chunks of `events` after an error."""
+    """Function that makes the last chunks of the event stream `events` after an error."""
     dropped_tools: str = ""
     """Tools of the request that Baton does not support and left out, as a comma-separated text."""
     _span: Span | None = None
@@ -129,7 +129,7 @@ class HttpExchange:
         """Write the request's log line and end its trace span. `route`: path template of the route, or
         None."""
         status, fault = self.status, self._fault()
-        # Lines of probes, of people who look, and of what is no HTTP are for debugging only.
+        # Probes, pages that people look at, and requests that are not HTTP are logged for debugging only.
         write = log.debug if scope["method"] in ("GET", NO_METHOD) and fault is None else log.info
         write(
             "request answered" if status else "request cut off",

@@ -70,7 +70,7 @@ class ApiMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close"})  # none is served
+            await send({"type": "websocket.close"})  # no WebSocket is served
             return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -92,7 +92,7 @@ class ApiMiddleware:
                 exchange.status = message["status"]
                 sent = [*message.get("headers", ()), *_id_headers(exchange)]
                 if exchange.status == UNAUTHORIZED and _is_sending(scope):
-                    sent.append((b"connection", b"close"))  # no body is read without a key
+                    sent.append((b"connection", b"close"))  # the body of a request without a key is not read
                 message = {**message, "headers": sent}
             await send(message)
 

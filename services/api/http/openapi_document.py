@@ -43,7 +43,7 @@ KEY: Final = "key"
 BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 AnswerType = Any
-"""Type of a response body: a `TypedDict`, or a union of several that has a name."""
+"""Type of a response body: a `TypedDict` class, or a named union of such classes."""
 
 _shapes: dict[str, AnswerType] = {}
 """Types of request and response bodies that routes refer to, by name."""
@@ -106,7 +106,7 @@ def _referred(shape: AnswerType) -> dict[str, Any]:
 
 def _complete(operation: dict[str, Any], error: dict[str, Any]) -> None:
     responses = operation["responses"]
-    responses.pop("422", None)  # the framework's: here it is a 400
+    responses.pop("422", None)  # FastAPI's status for an invalid field: here it is 400
     for status in ANY:
         content = {"application/json": {"schema": error}}
         responses.setdefault(str(status), {"description": STATUSES[status], "content": content})

@@ -31,7 +31,7 @@ class RateLimit:
         now_s = self._now_s()
         full_s = max(self._full_s.get(caller, now_s), now_s) + self._every_s
         too_soon_s = full_s - now_s - self._holds_s
-        if too_soon_s > self._every_s / 2**20:  # rounding
+        if too_soon_s > self._every_s / 2**20:  # tolerates rounding
             return too_soon_s
         self._full_s[caller] = full_s
         self._full_s.move_to_end(caller)

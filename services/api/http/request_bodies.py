@@ -32,9 +32,10 @@ from baton.web.http_refusals import refusal_in
 POOL_BYTES: Final = 128 * 2**20
 """Least size in bytes of the memory pool for all bodies. The pool is larger if large bodies are allowed."""
 CALLER_BODIES_MIN: Final = 4
-"""Number of bodies of the largest allowed size for which each caller always has memory."""
+"""Number of bodies of the largest allowed size that fit into one caller's share of the memory pool."""
 BEGINNING_BYTES: Final = 64 * 2**10
-"""Number of leading bytes of each body that count in the pool for beginnings."""
+"""Number of leading bytes of each body that count in the separate memory pool for the beginnings of
+bodies."""
 BEGINNINGS_BYTES: Final = 128 * 2**20
 """Size in bytes of the pool for the beginnings of all bodies."""
 LARGE_BYTES: Final = 2**20
@@ -47,8 +48,8 @@ VALUES_MAX: Final = 100_000
 """Most strings, lists and objects in one body. Each becomes a Python object while all other requests wait. A
 chat with the most messages allowed, of several parts each, has fewer."""
 COMMAS_MAX: Final = 2**18
-"""Most commas in one body, which limits lists of token ids. A token id costs a tenth of a string. The limit
-is higher if the model's context is longer."""
+"""Most commas in one body, which limits lists of token ids. Parsing a token id costs a tenth of parsing a
+string. The limit is higher if the model's context is longer."""
 
 M = TypeVar("M", bound=Shape)
 ShapeOf = Callable[[Mapping[str, Any]], type[M]]

@@ -65,8 +65,8 @@ def _chars(message: Message) -> int:
 
 
 def _template_words(body: Conversation) -> dict[str, Any]:
-    """Return the further template variables that a request sets. A reasoning effort becomes
-    `reasoning_effort`, and also the variables with which most templates switch reasoning on or off."""
+    """Return the further template variables that a request sets. A reasoning effort sets `reasoning_effort`,
+    and also the variables with which most templates switch reasoning on or off."""
     words: dict[str, Any] = {}
     if isinstance(body, ChatRequest) and (
         body.reasoning_effort is not None or "reasoning" in body.model_fields_set

@@ -29,8 +29,8 @@ class FieldPaths:
     is translated into the chat request."""
 
     paths: dict[str, str] = field(default_factory=dict)
-    """Paths in the client's body, by path in the chat request. A path below an entry keeps its further steps,
-    unless it has an entry of its own."""
+    """Paths in the client's body, by path in the chat request. They also translate all paths below, whose
+    further steps are the same. A path below may have an entry of its own."""
 
     def own(self, path: str) -> str:
         """Return the path in the client's body for a path in the chat request."""

@@ -30,7 +30,7 @@ def read_json(text: str) -> Any:
         raise TooDeep from None
     if _levels(value) > LEVELS_MAX:
         raise TooDeep
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # no halves of characters, no infinity
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # raises for surrogates, infinity
     return value
 
 

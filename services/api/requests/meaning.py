@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that the model may call."""
+    """A tool that a request offers and that the model may call."""
 
     param: str
     """Path of the tool in the request, such as `tools[0]`."""

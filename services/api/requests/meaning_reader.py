@@ -62,7 +62,7 @@ def completion_meaning(body: CompletionRequest) -> Meaning:
         raise invalid("min_tokens", "'min_tokens' is more than the 0 tokens that may come.")
     meaning = Meaning(
         prompt_param="prompt",
-        # A worker draws a token with the prompt's last one, which is then not shown.
+        # With 0, a worker still draws one token after the prompt. It is not shown.
         max_tokens=(body.max_tokens or 1) if given else None,
         max_tokens_param="max_tokens",
         default_tokens=COMPLETION_TOKENS_DEFAULT,

@@ -29,7 +29,8 @@ SHOWN_LOGPROBS_MAX: Final = 2**20
 """Most log-probabilities in the response to one request, if it asks for more than FEW_LOGPROBS per token. As
 JSON they take some hundred megabytes."""
 GREEDY_BELOW: Final = 1e-5
-"""Temperature below which sampling is greedy, as in vLLM: dividing by it would overflow."""
+"""Temperature below which sampling is greedy, as in vLLM. Dividing logits by such a temperature would
+overflow."""
 SEEDS: Final = 2**64
 
 
@@ -132,7 +133,7 @@ def _prompt_alternatives(
     bounds: Bounds,
 ) -> tuple[int | None, str]:
     """Return the number of alternatives to report for each prompt token, and the field that asks for them.
-    None: the prompt is not scored. Raises ApiError."""
+    None: no log-probabilities of the prompt. Raises ApiError."""
     top, param = scored(body) if meaning.shows_prompt else (None, "")
     if top is None:
         return None, ""
@@ -182,7 +183,8 @@ def _may_come(id_: int, body: GenerationRequest) -> bool:
 
 
 def truncated(tokens: list[int], body: GenerationRequest, meaning: Meaning, limits: Limits) -> list[int]:
-    """Return the tokens of a prompt, shortened as `truncate_prompt_tokens` asks. Raises ApiError."""
+    """Return the tokens of a prompt, shortened if the request sets `truncate_prompt_tokens`. Raises ApiError
+    if that is more than the context."""
     most = body.truncate_prompt_tokens
     if most is None:
         return tokens

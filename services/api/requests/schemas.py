@@ -222,9 +222,9 @@ class StructuredOutputs(Shape):
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     disable_fallback: bool = False
-    """Ignored: there is only one grammar library."""
+    """Accepted and ignored: it forbids a second grammar library, and Baton has only one."""
     disable_additional_properties: bool = False
-    """Ignored: a schema allows no additional properties unless it asks for them."""
+    """Accepted and ignored: a JSON schema allows no additional properties unless it asks for them."""
 
 
 class RecommendedSampling(Shape):

@@ -104,7 +104,7 @@ def _unknown(
     shape = ".".join("[]" if isinstance(step, int) else str(step) for step in steps[:-1])
     if name in unserved.known.get(shape, ()):
         return unserved.not_supported(param)
-    # A long name is nobody's misspelling, and comparing it takes long.
+    # A long name is no misspelt field, and comparing it takes long.
     near = difflib.get_close_matches(name[:64], known.get(shape, ()), n=1, cutoff=NEIGHBOUR_CUTOFF)
     meant = f"; did you mean '{near[0]}'?" if near else "."
     return invalid(param, f"Unrecognized request argument supplied: {param}{meant}", "unknown_parameter")

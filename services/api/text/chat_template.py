@@ -42,11 +42,11 @@ SHORT_ID_CHARS: Final = 9
 
 
 class ChatTemplateMissing(Exception):
-    """The model has no chat template."""
+    """Error: the model has no chat template, so it cannot serve chats."""
 
 
 class MessagesRefused(Exception):
-    """The model's chat template rejects these messages. The error's text is the template's own."""
+    """Error: the model's chat template rejects these messages. Its text is the template's own."""
 
 
 class Shows(NamedTuple):

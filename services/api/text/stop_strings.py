@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Searches the text of one choice for its stop strings. None of them is empty."""
+    """Finder of stop strings in the text of one choice. No stop string is empty."""
 
     __slots__ = ("_held", "_include", "_stops", "matched")
 

@@ -25,8 +25,8 @@ COUNTED: Final = "baton_counted"
 
 
 class ChatTemplateFailed(Exception):
-    """The model's chat template is faulty or exceeds its limits, and the operator has to fix it. The error's
-    text contains nothing of the messages."""
+    """Error: the model's chat template is faulty or exceeds its limits, and the operator has to fix it. The
+    error's text contains nothing of the messages."""
 
 
 class Iterations:

@@ -35,7 +35,8 @@ DROPS_NOTHING: Final = frozenset(
 DROPS_WHITESPACE: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
 """Pre-tokenizer steps that drop the whitespace between words, and nothing else."""
 COVERS_CHARACTERS: Final = frozenset({"BPE", "Unigram"})
-"""Types of tokenizer model that put every character which their vocabulary has into some token."""
+"""Types of tokenizer model in which each character of a text becomes part of a token, if the vocabulary has
+it."""
 REMOVED: Final = "Removed"
 ASCII: Final = range(0x80)
 UTF8_BYTES: Final = (*ASCII, *range(0x80, 0xC0), *range(0xC2, 0xF5))

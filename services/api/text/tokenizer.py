@@ -110,7 +110,7 @@ class Tokenizer:
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         count = len(encoded)
         if most is not None and count > most:
-            del encoded  # an error keeps its frames' objects, and this is hundreds of bytes a token
+            del encoded  # the error keeps its frames' objects: hundreds of bytes per token
             raise TooManyTokens(count)
         ids: list[int] = encoded.ids
         return ids
@@ -126,7 +126,7 @@ class Tokenizer:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size <= max(WHOLE_BYTES_MAX, WHOLE_TOKEN_BYTES * most):
             return
-        cut = 2 * self._longest_added  # a cut added token is spelled by others, at both ends
+        cut = 2 * self._longest_added  # an added token that is cut becomes several tokens, at both ends
         step, count = max(PIECE_CHARS, 8 * cut), 0
         for start in range(0, len(text), step):
             piece = text[start : start + step]

@@ -1,10 +1,9 @@
 """Thread pool for work on long texts, with fair turns among callers.
 
 Tokenising takes a second for each megabyte or two, and hundreds of bytes of memory for each byte. So only one
-of the longest texts is processed at a time. The other texts have a thread that no such text can occupy.
-Waiting callers take turns, one text each, however much each of them has sent. So one caller delays another by
-one text at most. Waiting texts are limited in bytes, per caller and in total, and in time
-(`bounded-admission`).
+long text is processed at a time. Short texts always have a thread that no long text can occupy. Waiting
+callers take turns, one text each, however much each of them has sent. So one caller delays another by one
+text at most. Waiting texts are limited in bytes, per caller and in total, and in time (`bounded-admission`).
 """
 
 import asyncio
@@ -126,12 +125,12 @@ class FairThreadPool:
 
     def _ended(self, lane: _Lane, done: "asyncio.Future[Any]") -> None:
         if not done.cancelled():
-            done.exception()  # the caller may be gone
+            done.exception()  # marks it as read, since the caller may be gone
         self._leave(lane)
 
     def _leave(self, lane: _Lane) -> None:
         lane.running -= 1
-        # The other kind first, so that neither keeps the other waiting.
+        # Texts of the other kind (short, long) come first, so that neither kind keeps the other waiting.
         for each in (self._long, self._short) if lane is self._short else (self._short, self._long):
             while self._may_run(each) and (waiter := each.next()) is not None:
                 each.running += 1
