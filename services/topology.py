@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RANKS_MAX: Final = 1024
-"""Most ranks of one worker."""
+"""Most ranks that one worker may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Topology:
     """Numbers of ranks into which a worker splits a model, by dimension: tensor, pipeline and context."""
 
     tensor: int = 1
-    """Number of ranks that split the heads and the width of every layer."""
+    """Number of ranks that split the heads and the width of every layer (tensor parallel)."""
     pipeline: int = 1
-    """Number of ranks that split the layers."""
+    """Number of ranks that split the layers (pipeline parallel)."""
     context: int = 1
-    """Number of ranks that split the positions. Such ranks are placed and vote, but no engine computes with
-    more than one yet."""
+    """Number of ranks that split the positions of a sequence (context parallel). Such ranks are placed and
+    vote, but no engine computes with more than one yet."""
 
     def __post_init__(self) -> None:
         if min(self.tensor, self.pipeline, self.context) < 1:

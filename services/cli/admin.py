@@ -69,7 +69,7 @@ class Admin:
         return self._http.headers
 
     def read(self, path: str) -> dict[str, Any]:
-        """Return the page at `path`. Raises BootstrapUnreadable."""
+        """Return the JSON object of the page at `path`. Raises BootstrapUnreadable."""
         return self._request("GET", path)
 
     def write(self, path: str, parameters: dict[str, int]) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
         once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Show the running stack, again each second: workers, queues, pages, rooms, the newest requests."""
+        """Show the running stack, redrawn each second: workers, queues, pages, rooms and the
+        newest requests."""
         from baton.cli.admin import Bootstrap
         from baton.cli.top import run_top
 
@@ -68,7 +69,8 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
         url: Url = None,
         admin_api_key_file: AdminKeyFile = None,
     ) -> None:
-        """Set how a process of both sides divides its time between them, from the next request on."""
+        """Set how a process that serves both sides divides its time between them, from the next
+        request on."""
         from baton.cli.admin import Bootstrap
         from baton.cli.role import run_role
 

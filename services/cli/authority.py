@@ -25,7 +25,7 @@ class Pair:
         self.key = key
 
     def write(self, path: Path) -> None:
-        """Write the files `path`.crt and `path`.key. Raises OSError if one exists.
+        """Write the certificate to `path`.crt and the key to `path`.key. Raises OSError if one exists.
 
         Only their owner can read the key.
         """

@@ -33,7 +33,7 @@ def serve(
     ] = 0,
     seed: Annotated[int, typer.Option(help="The same seed sends the same requests.")] = 0,
 ) -> None:
-    """Time to the first token, gaps between tokens, tokens a second, as one JSON object."""
+    """Measure time to the first token, gaps between tokens and tokens a second. Print one JSON object."""
     import uvloop
 
     from baton.cli.load_benchmark import ApiEndpoint, Workload, measure

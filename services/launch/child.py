@@ -73,12 +73,12 @@ class Child:
         return code
 
     def terminate(self) -> None:
-        """Send SIGTERM. Do nothing if the process has ended."""
+        """Send SIGTERM to the child process. Do nothing if it has ended."""
         with suppress(ProcessLookupError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL. Do nothing if the process has ended."""
+        """Send SIGKILL to the child process. Do nothing if it has ended."""
         with suppress(ProcessLookupError):
             self._process.kill()
 

@@ -49,7 +49,7 @@ class ForkServer:
         clock: Clock,
         loaded: tuple[int, socket.socket] | None = None,
     ) -> None:
-        """Describe the server to start.
+        """Describe the fork server to start.
 
         `environ`: environment in which the server imports libraries. `is_shown`, `show`: treatment of its
         output, as for `Child`. `loaded`: process id and socket of the first server, if this process has
@@ -62,9 +62,9 @@ class ForkServer:
         self._loaded = loaded
         self._requesting = asyncio.Lock()
         self._settled = asyncio.Event()
-        """Event that is set once the server is loaded, or is known to be unavailable."""
+        """Event that is set once the fork server is loaded, or is known to be unavailable."""
         self._control: socket.socket | None = None
-        """Socket for requests to the loaded server, or None."""
+        """Socket for requests to the loaded fork server, or None."""
         self._process: Child | ForkedProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -84,11 +84,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the loaded server, or None."""
+        """Process id of the loaded fork server, or None."""
         return None if self._control is None or self._process is None else self._process.pid
 
     async def settled(self) -> None:
-        """Wait until the server is loaded or known to be unavailable, which takes seconds."""
+        """Wait until the fork server is loaded or known to be unavailable, which takes seconds."""
         await self._settled.wait()
 
     async def fork(
@@ -134,7 +134,8 @@ class ForkServer:
             await asyncio.sleep(wait_ms / 1000)
 
     async def _run(self) -> bool:
-        """Run one server process until it has ended. Return whether it was loaded before. Raises OSError."""
+        """Run one fork server process until it has ended. Return whether it was loaded before. Raises
+        OSError."""
         ours, process = await self._start()
         with ours:
             self._process = process
@@ -154,7 +155,7 @@ class ForkServer:
         return loaded
 
     async def _start(self) -> "tuple[socket.socket, Child | ForkedProcess]":
-        """Return a running server process and its socket.
+        """Return a running fork server process and its socket.
 
         It is the one that was forked from this process, if there is one, else a new one. Raises OSError.
         """

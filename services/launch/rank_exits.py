@@ -34,7 +34,7 @@ class GroupExit:
 
     @property
     def is_orderly(self) -> bool:
-        """Whether every rank ended with code 0."""
+        """Whether every rank's process ended with exit code 0."""
         return not any(self.codes.values())
 
     @property

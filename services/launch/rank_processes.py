@@ -64,7 +64,7 @@ def run_ranks(
 ) -> int:
     """Run a worker of several ranks until a stop signal. Return the exit code. Raises StartupError.
 
-    `serve_forks`: function that a fork server runs which is forked from this process.
+    `serve_forks`: function that runs the fork server, in a process forked from this one.
     """
     check_shape(settings)
     has_several = len(settings.ranks_here) > 1

@@ -21,7 +21,7 @@ class Screen:
         self._clock = clock
 
     def show(self, line: str) -> None:
-        """Write one line."""
+        """Write one progress line."""
         with suppress(OSError):
             if self._console.is_terminal:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -187,8 +187,8 @@ class ServeStack:
         return await supervisor.stop([[self._plan.bootstrap], self._plan.workers], timeout_ms)
 
     async def start_part(self, part: StackCommand) -> Child:
-        """Start one process of the stack. If it computes, it gets a secret with which its exit can be
-        reported."""
+        """Start one process of the stack. A process that loads the model gets a secret for the report of its
+        exit."""
         secret, given = draw_exit_secret() if part.computes else (b"", {})
         child = await self._start_process(part, {**self._environ, **part.environ, **given})
         child.exit_secret = secret

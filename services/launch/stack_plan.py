@@ -35,7 +35,7 @@ ON_GPUS: Final = ("auto", "cuda")
 
 
 class Operators(Enum):
-    """Callers that may read the pages for operators."""
+    """Which callers may read the pages for operators."""
 
     CALLERS = "whoever may call their port"
     ADMINS = "admin keys"
@@ -47,10 +47,10 @@ class StackCommand:
     """Command line of one process of the stack: a service, or a launcher of a worker's ranks."""
 
     role: str
-    """Name of the `baton` command that it runs: bootstrap, prefill, decode or worker."""
+    """Name of the `baton` command that the process runs: bootstrap, prefill, decode or worker."""
     name: str
     flags: tuple[str, ...]
-    """Flags and their values, alternating."""
+    """Flags of the command and their values, alternating."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables for settings that have no flag or may not appear in a command line."""
     computes: bool = False

@@ -15,7 +15,8 @@ from baton.rooms.ballot import HEADER
 
 
 class BallotShape:
-    """Check that all ballots of a rank have the same length. The first ballot fixes it."""
+    """Checker that all ballots of a rank (its lists of votes) have the same length, which the first ballot
+    fixes."""
 
     def __init__(self) -> None:
         self.words: int | None = None
@@ -38,7 +39,7 @@ class BallotShape:
 
 
 def check_commands(rank: int, commands: bytes | None) -> None:
-    """Check what this rank passes to a broadcast of commands.
+    """Check the commands that this rank passes to a broadcast, which only the leader (rank 0) may send.
 
     Raises BallotRefused if the leader passes none, if another rank passes some, or if they are too long.
     """

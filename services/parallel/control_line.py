@@ -48,7 +48,7 @@ class ControlLine(asyncio.Protocol):
             self._transport.write(line[:LINE_BYTES_MAX] + b"\n")
 
     def close(self) -> None:
-        """Close the connection after sending buffered lines."""
+        """Close the control connection after sending buffered lines."""
         if self._transport is not None:
             self._transport.close()
 

@@ -58,7 +58,7 @@ class FailureDetector(ABC):
         self.size = size
         self.timeout_s = timeout_s
         self.over: str | None = None
-        """Text that says why the group has ended, or None while it lives."""
+        """Text that says why the group of ranks has ended, or None while it lives."""
         self.on_over: OnOver | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -84,7 +84,7 @@ class GlooExchange:
             asyncio.get_running_loop().call_later(after_s, _settle, self._ended, why)
 
     def close(self) -> None:
-        """Close the connections as soon as gloo's threads release them. Idempotent."""
+        """Close the gloo connections as soon as gloo's threads release them. Idempotent."""
         if self._group is not None:
             self._waits.put(None)
             threading.Thread(target=_let_go, args=([self._group, *self._works],), daemon=True).start()

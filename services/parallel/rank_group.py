@@ -17,10 +17,10 @@ BALLOT_WORDS_MAX: Final = HEADER + ROOMS_MAX
 """Most numbers in a ballot: its header and one vote for each room."""
 
 COMMAND_BYTES_MAX: Final = 16 << 20
-"""Most bytes of commands in one broadcast."""
+"""Most bytes of commands that the leader may send in one broadcast."""
 
 GATHER_BYTES_MAX: Final = 1 << 20
-"""Most bytes that one rank passes to a gather."""
+"""Most bytes that one rank may pass to one gather."""
 
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
@@ -66,7 +66,7 @@ class RankGroup(Protocol):
         """
 
     async def broadcast(self, commands: bytes | None) -> bytes:
-        """Return the leader's `commands`, on every rank in the leader's order.
+        """Send the leader's `commands` to all ranks, and return them on every rank, in the leader's order.
 
         The leader passes bytes, possibly empty, and the others None. Raises BallotRefused, GroupBroken.
         """

@@ -41,7 +41,7 @@ class Family:
     verdict: VariableVerdict
     why: str
     value: str = ""
-    """Value that variables get if they are SET or BY_OTHERS."""
+    """Value to which these variables are set, if their treatment is SET or BY_OTHERS."""
 
 
 FAMILIES: Final = (

@@ -38,7 +38,7 @@ class ExitRecord:
     """Data that a report of one process's exit needs: worker name, process id and secret."""
 
     name: str
-    """Name of the worker."""
+    """Name of the worker that the process belonged to."""
     pid: int
     secret: bytes
 

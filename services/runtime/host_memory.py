@@ -35,7 +35,7 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 """Advice to madvise that makes the system provide pages at once. Needs Linux 5.14."""
 _PIECE: Final = 8 << 20
-"""Bytes that one madvise call populates."""
+"""Number of bytes of memory that one madvise call populates."""
 _IDLE: Final = 19
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -59,14 +59,15 @@ class Movable(Protocol):
     def address(self) -> int: ...
     @property
     def length(self) -> int:
-        """Length in bytes."""
+        """Length of the memory in bytes."""
 
     @property
     def device(self) -> str:
         """Device that holds the memory: "cpu" or "cuda:N"."""
 
     def move(self) -> None:
-        """Move the contents to another address. This process must neither read nor write them meanwhile.
+        """Move the memory's contents to another address. This process must neither read nor write them
+        meanwhile.
 
         Raises CannotMove.
         """
@@ -98,7 +99,7 @@ class HostMemory:
 
     @property
     def view(self) -> memoryview:
-        """View of the bytes at their present address. A view from before a move shows the sink."""
+        """View of the memory's bytes at their present address. A view from before a move shows the sink."""
         return memoryview(self._bytes).cast("B")
 
     def populate(self) -> threading.Thread:
@@ -121,7 +122,7 @@ class HostMemory:
                 _libc.madvise(start + offset, min(_PIECE, self._span - offset), _MADV_POPULATE_WRITE)
 
     def move(self) -> None:
-        """Move the contents to another address. Nothing may read or write them meanwhile.
+        """Move the memory's contents to another address. Nothing may read or write them meanwhile.
 
         Later writes of peers to the old address land in the sink. Hardware that has registered the pages,
         such as a network card, must have released them before.

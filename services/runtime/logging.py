@@ -191,7 +191,7 @@ class Lines(logging.StreamHandler[TextIO]):
         self._ready: select.poll | None = select.poll()
         self._left_out = 0
         self._cut = False
-        """Whether the last write ended in the middle of a line."""
+        """Whether the last write to the log's stream ended in the middle of a line."""
         try:
             self._ready.register(stream, select.POLLOUT)
         except (OSError, TypeError, ValueError):  # not a real file
@@ -209,7 +209,7 @@ class Lines(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def _write(self, text: str) -> bool:
-        """Write a text. Return whether it was accepted as a whole."""
+        """Write a log line to the stream. Return whether the stream accepted all of it."""
         for begin in range(0, len(text), PIECE_CHARS):
             if self._ready is not None and not self._ready.poll(0 if self._left_out else PATIENCE_MS):
                 return False

@@ -40,8 +40,8 @@ class SettingKind(Generic[T]):
     metavar: str
     """Placeholder for the value in `--help`."""
     allowed: str
-    """Description of allowed values, which ends the error "… is not allowed: use". It gives an example where
-    needed."""
+    """Description of a setting's allowed values, with an example where needed. It ends the error text "… is
+    not allowed: use"."""
     parse: Callable[[str], T]
     """Function that converts a text to a value. Raises ValueError for a text that is not allowed."""
     show: Callable[[T], str] = str

@@ -30,7 +30,7 @@ class TlsFiles:
         return (self.cert, self.key) if self.ca is None else (self.cert, self.key, self.ca)
 
     def read(self, path: Path) -> bytes:
-        """Return the contents of the file `path`. Raises StartupError."""
+        """Return the contents of the PEM file at `path`. Raises StartupError."""
         try:
             return path.read_bytes()
         except OSError as error:

@@ -40,7 +40,7 @@ log = Log(__name__)
 
 
 class OtlpSpan:
-    """Span that OpenTelemetry records and exports (`tracing.Span`)."""
+    """Trace span that OpenTelemetry records and exports (`tracing.Span`)."""
 
     __slots__ = ("_span", "trace")
 

@@ -21,7 +21,7 @@ class RoomSpans:
     """
 
     def __init__(self, tracer: Tracer = OFF, name: str = "room", kind: SpanKind = SpanKind.INTERNAL) -> None:
-        """Make an empty table. `name`: name of every span. Attributes tell the rooms apart."""
+        """Make an empty table of spans. `name`: name of every span. Attributes tell the rooms apart."""
         self._tracer = tracer
         self._name = name
         self._kind = kind

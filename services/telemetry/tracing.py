@@ -27,12 +27,12 @@ class Span(Protocol):
     """Trace context to pass on, so that spans in this or another process become children of this span."""
 
     def event(self, name: str, detail: str = "") -> None:
-        """Add an event with the current time to the span."""
+        """Add an event with the current time to the trace span."""
 
     def set(self, attributes: Mapping[str, Attribute]) -> None: ...
 
     def fail(self, reason: str, text: str) -> None:
-        """Mark the span as failed. `reason`: one word of a fixed set."""
+        """Mark the trace span as failed. `reason`: one word of a fixed set."""
 
     def end(self) -> None: ...
 
@@ -43,9 +43,9 @@ class Tracer:
     def begin(
         self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
     ) -> Span | None:
-        """Begin a span, without waiting. Without a parent it is the root of a new trace.
+        """Begin a trace span, without waiting. Without a parent it is the root of a new trace.
 
-        This one makes no span and returns None.
+        Return None if tracing is off.
         """
         del name, kind, parent, attributes
         return None

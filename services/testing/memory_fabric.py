@@ -17,7 +17,7 @@ from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.transfer.transfer_protocol import Endpoint, PutState, Region, Run, TransferError
 
 UNDER_WAY_MAX: Final = 1 << 16
-"""Most puts under way at once in a simulated network. Further puts are refused."""
+"""Most puts (one-sided writes) under way at once in a simulated network. Further puts are refused."""
 NEVER: Final = 1 << 62
 """Step number that is never reached: nothing is due."""
 
@@ -25,7 +25,7 @@ NEVER: Final = 1 << 62
 @dataclass(slots=True)
 class _Part:
     due: int
-    """Step of the simulated network at which this part of a put lands."""
+    """Step of the simulated network at which this byte range lands."""
     source: int | bytes
     """Address of the source bytes, or a copy of them if their process may have freed the memory."""
     target: int
@@ -39,12 +39,13 @@ class Write:
     sender: Incarnation
     receiver: Incarnation
     parts: list[_Part]
-    """Byte ranges of the put that have not landed yet."""
+    """Byte ranges of this one-sided write that have not landed yet."""
     fails_at: int | None
-    """Step at which the put ends without reaching the peer. None if it does not fail."""
+    """Step of the simulated network at which this write ends without reaching the peer. None if it does not
+    fail."""
     state: PutState = PutState.PENDING
     due: int = 0
-    """Next step at which a part of the put lands, or the put fails."""
+    """Next step of the simulated network at which a byte range of this write lands, or the write fails."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class MemoryFabric:
 
     @property
     def puts_under_way(self) -> int:
-        """Number of puts under way. At 0 no byte can land any more."""
+        """Number of puts (one-sided writes) under way. At 0 no byte can land any more."""
         return len(self._writes)
 
     # ---- called by endpoints
@@ -138,7 +139,7 @@ class MemoryFabric:
         target: Region,
         runs: Sequence[Run],
     ) -> Write:
-        """Post a put to the network. Raises TransferError if too many are under way."""
+        """Post a put (one-sided write) to the network. Raises TransferError if too many are under way."""
         if len(self._writes) >= UNDER_WAY_MAX:
             raise TransferError(f"{UNDER_WAY_MAX} puts are under way")
         held = self._draw(self._plan.hold_share)
@@ -170,7 +171,7 @@ class MemoryFabric:
         self._forget_ended()
 
     def land(self, write: Write) -> None:
-        """Land the parts of a put that are due."""
+        """Land the byte ranges of a put that are due, or fail the put if that is due."""
         if write.fails_at is not None and write.fails_at <= self._step:
             write.state = PutState.FAILED
             return
@@ -195,6 +196,6 @@ class MemoryFabric:
 
 
 def due_next(write: Write) -> int:
-    """Return the next step at which a byte range of the put lands, or the put fails."""
+    """Return the next step at which a byte range of the put (one-sided write) lands, or the put fails."""
     due = min(part.due for part in write.parts)
     return due if write.fails_at is None else min(due, write.fails_at)

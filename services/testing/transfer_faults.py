@@ -18,13 +18,14 @@ class FaultPlan:
     """Most steps by which each byte range of a put is delayed, chosen at random. So the ranges of a put land
     one by one, and puts overtake each other."""
     hold_share: float = 0.0
-    """Share of puts that land late, by `hold_steps`."""
+    """Share of puts (one-sided writes) that land late, by `hold_steps`."""
     hold_steps: int = 0
-    """Additional steps after which a late put lands. Its sender may have disconnected or closed by then."""
+    """Additional steps of the simulated network after which a late put lands. Its sender may have
+    disconnected or closed by then."""
     fail_share: float = 0.0
-    """Share of puts that end FAILED. Some of their byte ranges may have landed before."""
+    """Share of puts (one-sided writes) that end FAILED. Some of their byte ranges may have landed before."""
     blind_share: float = 0.0
-    """Share of puts to a closed endpoint that land all the same, at the endpoint's former addresses.
+    """Share of puts (one-sided writes) to a closed endpoint that land all the same, at its former addresses.
 
     Cross-memory attach does that, because it ignores endpoints. The memory must stay mapped until they have
     landed.

@@ -69,7 +69,7 @@ def region_named(name: str, regions: Mapping[str, Region], whose: str) -> Region
 
 
 def check_runs(runs: Sequence[Run], source: Region, target: Region) -> None:
-    """Check the byte ranges (runs) of one put.
+    """Check the byte ranges (runs) of one put (one-sided write) against its two memory regions.
 
     Raises OutOfRegion if a run is empty or exceeds `source` or `target`. Raises TransferError if there are no
     runs.

@@ -49,8 +49,8 @@ class Ledger(Generic[Write]):
     links: dict[Incarnation, PeerLink] = field(default_factory=dict)
     _writes: dict[PutId, Write] = field(default_factory=dict)
     _ends: dict[PutId, PutState] = field(default_factory=dict)
-    """How abandoned puts ended, for those whose end was not polled yet. A put is abandoned if its peer was
-    disconnected while it was under way."""
+    """Final states of abandoned puts that were not polled since. A put (one-sided write) is abandoned if its
+    peer was disconnected while it was under way."""
     _posted: int = 0
 
     def lacks(self, peer: Endpoint) -> bool:
@@ -105,7 +105,7 @@ class Ledger(Generic[Write]):
             link.broken = True
 
     def unproven(self, peer: Incarnation) -> PutState:
-        """Return the state of a put to `peer` if the backend cannot know whether it ended.
+        """Return the state of a put (one-sided write) to `peer` if the backend cannot know whether it ended.
 
         FAILED if the peer or its memory no longer exists, else PENDING.
         """
@@ -120,17 +120,20 @@ class Ledger(Generic[Write]):
         return put
 
     def note_end(self, put: PutId) -> PutState | None:
-        """Return how an abandoned put ended and remove it from the ledger. None if it has not ended, or at a
-        second call."""
+        """Return the final state of an abandoned put (one-sided write), and remove it from the ledger.
+
+        None if the put has not ended, or at a second call.
+        """
         return self._ends.pop(put, None)
 
     def write(self, put: PutId) -> Write:
-        """Return the backend's record of a put under way. Raises KeyError if it has ended or
+        """Return the backend's record of a put that is under way. Raises KeyError if the put has ended or
         never existed."""
         return self._writes[put]
 
     def end(self, put: PutId) -> Write:
-        """Remove a put that has ended, and return the backend's record of it."""
+        """Remove a put (one-sided write) that has ended from the ledger, and return the backend's record of
+        it."""
         write = self._writes.pop(put)
         link = self.links[put.peer]
         link.pending -= 1
@@ -139,14 +142,15 @@ class Ledger(Generic[Write]):
         return write
 
     def end_abandoned(self, put: PutId, state: PutState) -> Write:
-        """Remove an abandoned put that has ended in `state`. `note_end` will return that state."""
+        """Remove an abandoned put (one-sided write) that has ended in `state`. `note_end` will return that
+        state."""
         self._ends[put] = state
         while len(self._ends) > ABANDONED_ENDS_MAX:
             del self._ends[next(iter(self._ends))]
         return self.end(put)
 
     def abandoned(self) -> list[tuple[PutId, Write]]:
-        """Return the puts still under way to peers that were disconnected."""
+        """Return the puts (one-sided writes) still under way to peers that were disconnected."""
         leaving = {peer for peer, link in self.links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
@@ -171,7 +175,8 @@ class Ledger(Generic[Write]):
             self._drop(link)
 
     def leave_all(self) -> None:
-        """Disconnect all peers when the backend closes. Puts under way count as pending from then on."""
+        """Disconnect all peers when the backend closes. Puts (one-sided writes) under way count as pending
+        from then on."""
         for peer in list(self.links):
             self.leave(peer)
 

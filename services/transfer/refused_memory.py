@@ -10,7 +10,7 @@ from baton.transfer.transfer_protocol import TransferError
 
 @contextmanager
 def explain_refused_memory(device: str) -> Iterator[None]:
-    """Convert a TransferError inside this context into a StartupError of one line.
+    """Context manager that turns a TransferError into a StartupError of one line.
 
     It surrounds the first registration of KV memory. `device`: "cpu" or "cuda:N".
     """

@@ -18,8 +18,8 @@ from baton.ids import Incarnation
 from baton.pages.transfer_plan import PageRun
 
 ABANDONED_ENDS_MAX: Final = 4096
-"""Most results of abandoned puts that wait to be polled. The oldest are dropped first. A put is abandoned if
-its peer was disconnected while it was under way."""
+"""Most final states of abandoned puts (one-sided writes) that wait to be polled. The oldest are dropped
+first. A put is abandoned if its peer was disconnected while it was under way."""
 
 SLOTS: Final = "slots"
 """Name of the memory region that holds the metadata slots."""
@@ -38,7 +38,7 @@ class Region:
     """Region name, the same on every worker: SLOTS, or `kv_region` of a group."""
     address: int
     length: int
-    """Length in bytes."""
+    """Length of the region in bytes."""
     device: str = "cpu"
     """Device that holds the memory: "cpu" or "cuda:N"."""
 
@@ -59,8 +59,8 @@ class Endpoint:
 
 
 Run: TypeAlias = PageRun
-"""One byte range of a put: (source, target, length). Source and target are byte offsets in this process's
-region and in the peer's region of the same name."""
+"""One byte range of a put (one-sided write): (source, target, length). Source and target are byte offsets in
+this process's region and in the peer's region of the same name."""
 
 
 class PutState(Enum):
@@ -88,11 +88,12 @@ class UnknownPeer(TransferError):
 
 
 class PutsUnended(TransferError):
-    """The connection to this incarnation of a peer broke, and puts to it are not known to have ended."""
+    """The connection to this incarnation of a peer broke, and one-sided writes to it are not known to have
+    ended."""
 
 
 class OutOfRegion(TransferError):
-    """A byte range of a put reaches outside the source or the target region."""
+    """A byte range of a put (one-sided write) reaches outside the source or the target region."""
 
 
 class Transfer(Protocol):
@@ -136,17 +137,17 @@ class Transfer(Protocol):
         """
 
     def poll(self, put: PutId) -> PutState:
-        """Drive progress and return the state of `put`.
+        """Drive progress and return the state of `put`, a one-sided write that was posted.
 
         After DONE or FAILED was returned once, the put is forgotten, and another poll raises KeyError.
         Nothing that a peer does makes this raise: a peer that died yields FAILED.
         """
 
     def pending(self, peer: Incarnation) -> int:
-        """Return the number of puts to `peer` that are not known to have ended. At 0 no write to it is under
-        way.
+        """Return the number of puts (one-sided writes) to `peer` that are not known to have ended.
 
-        It remains correct after `disconnect`. After `close` it never falls any more.
+        At 0 no write to the peer is under way. The number remains correct after `disconnect`. After `close`
+        it never falls any more.
         """
 
     def progress(self) -> None:

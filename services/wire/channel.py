@@ -224,7 +224,8 @@ class Channels:
     def to(
         self, address: str, party: ServiceRole, incarnation: Incarnation | None = None
     ) -> grpc.aio.Channel:
-        """Return the channel to a process. `party`: the role of the process at that address.
+        """Return the gRPC channel to a process, opened if need be. `party`: the role of the process at that
+        address.
 
         A new channel replaces one with older credentials if that would have to connect anew.
         """
@@ -240,7 +241,7 @@ class Channels:
 
     @asynccontextmanager
     async def once(self, address: str, party: ServiceRole) -> AsyncIterator[grpc.aio.Channel]:
-        """Yield a new channel for this caller alone, which no other code closes."""
+        """Yield a new gRPC channel for this caller alone, which no other code closes."""
         channel = self._opener(address, party)
         try:
             yield channel
@@ -252,7 +253,7 @@ class Channels:
         return len(self._open)
 
     def incarnations(self) -> set[Incarnation]:
-        """Return the incarnations of processes with an open channel."""
+        """Return the incarnations of the processes to which a channel is open."""
         return {way.incarnation for way in self._open if way.incarnation is not None}
 
     async def drop(self, incarnation: Incarnation) -> None:

@@ -50,11 +50,11 @@ this."""
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
 PENALTY_MAX: Final = 100
 BIAS_MAX: Final = 1000
-"""Largest absolute logit bias. Like the two bounds above, it exceeds what the HTTP API accepts, and keeps
-sampling in the range of float32."""
+"""Largest absolute logit bias in a request. The bounds on sampling parameters exceed what the HTTP API
+accepts, and keep sampling in the range of float32."""
 
 SCORES_A_MESSAGE: Final = 2**12
-"""Log-probabilities of prompt tokens that fit into one message."""
+"""Number of log-probabilities of prompt tokens that fit into one message."""
 SCORE_MESSAGES_MAX: Final = 2 * (SCORES_MAX // SCORES_A_MESSAGE) + 1
 
 

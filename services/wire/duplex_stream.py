@@ -31,7 +31,7 @@ async def run_duplex(
     next_message: Callable[[], Any],
     on_message: Callable[[Any], None],
 ) -> RemoteError:
-    """Run a bidirectional stream until it ends. Return the error or end that it ended with.
+    """Run a bidirectional stream until it ends. Return a RemoteError that says why it ended.
 
     `next_message`: returns the next message to send, or None. It is called again when `news` is set.
     `on_message`: called with each received message. A bug in either ends the stream and is logged. The call

@@ -3,7 +3,7 @@
 from typing import Final
 
 TAKEN_BYTES_MAX: Final = 8 << 20
-"""Longest command to a worker, in bytes. One of this length fills a turn."""
+"""Longest command to a worker, in bytes, with the bytes that frame it. A longer one is refused."""
 
 REPORTS_MAX: Final = 1024
 """Most timeline lines in one report."""

@@ -107,7 +107,8 @@ def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]
 
 
 def _check_own(parties: frozenset[ServiceRole], request: object) -> None:
-    """Check that a worker registers only for its own side, and reports only under an incarnation.
+    """Check that a worker registers only for the side that its certificate names, and reports its own
+    incarnation.
 
     Raises NotAdmitted.
     """

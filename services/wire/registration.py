@@ -63,8 +63,10 @@ def _exit_digest_from_wire(digest: bytes) -> bytes:
 
 
 def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None:
-    """Return the facts of the other side if the worker's process serves both prefill and decode. Raises
-    Malformed."""
+    """Return the facts of the worker's other side if its process serves both prefill and decode, else None.
+
+    Raises Malformed.
+    """
     if not wire.HasField("other_side"):
         return None
     other = wire.other_side

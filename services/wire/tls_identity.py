@@ -33,7 +33,7 @@ class Identity:
 
     @staticmethod
     def of(files: TlsFiles | None) -> "Identity | None":
-        """Return the identity of `files`, or None for plain connections. Raises StartupError."""
+        """Return the TLS identity read from `files`, or None for plain connections. Raises StartupError."""
         return None if files is None else Identity(files)
 
     def version(self) -> int:
@@ -50,7 +50,7 @@ class Identity:
             return self._version
 
     def server(self) -> grpc.ServerCredentials:
-        """Return credentials for a server that asks every client for a certificate.
+        """Return gRPC credentials for a server that asks every client for a certificate.
 
         A connection that begins after the files changed uses the new certificate.
         """
@@ -66,7 +66,7 @@ class Identity:
         )
 
     def channel(self) -> grpc.ChannelCredentials:
-        """Return credentials for a client channel.
+        """Return gRPC credentials for a client channel.
 
         A channel keeps its credentials for life. So `Channels` opens another one when it has to connect anew.
         """
