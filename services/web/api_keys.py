@@ -1,7 +1,7 @@
-"""API keys from a variable, and from a file that may change while the process runs.
+"""API keys from a setting, and from a file that may change while the process runs.
 
-A presented key is compared with all keys, as digests under a secret of this process, in constant time. No key
-is ever shown.
+A presented key is compared with all valid keys in constant time, as digests under a secret of this process.
+No key is ever shown.
 """
 
 import hmac
@@ -19,13 +19,13 @@ from baton.runtime.setting_kinds import BadValue, SettingKind
 log = Log(__name__)
 
 KEYS_MAX: Final = 1000
-"""Most keys, since each request is compared with all of them."""
+"""Most API keys of a server, because the key of each request is compared with all of them."""
 FILE_BYTES_MAX: Final = 1 << 20
 KEY: Final = re.compile(r"[!-~]{16,512}", re.ASCII)
 ALLOWED: Final = "16 to 512 visible ASCII characters"
 
 Caller = bytes
-"""Digest that identifies a key and reveals nothing about it."""
+"""Digest that identifies a caller by its API key, without revealing the key."""
 
 
 def _parse(text: str) -> tuple[str, ...]:
@@ -45,7 +45,10 @@ ADMIN_FILE_FLAG: Final = "--admin-api-key-file"
 
 
 class ApiKeys:
-    """The valid keys."""
+    """API keys that clients may authenticate with, from a setting and from a file.
+
+    The file is read again when it changes.
+    """
 
     def __init__(
         self,
@@ -54,9 +57,12 @@ class ApiKeys:
         changes: Callable[[Sequence[Path]], FileChanges] = FileChanges,
         flag: str = FILE_FLAG,
     ) -> None:
-        """`flag`: the setting that names the file.
+        """Take the given API keys and read those in the file.
 
-        Raises StartupError for a file that cannot be read, that holds no key, or that holds anything else.
+        `changes`: creates a detector of changes of files. `flag`: the setting that names the file, for
+        errors.
+        Raises StartupError if there is no key at all, or if the file cannot be read or holds anything but
+        keys.
         """
         self._secret = secrets.token_bytes(32)
         self._given = tuple(map(self._digest_of, given))
@@ -73,15 +79,15 @@ class ApiKeys:
 
     @property
     def several(self) -> bool:
-        """Whether there has been more than one key since the start.
+        """Whether there has been more than one API key since the start.
 
-        What an earlier key computed stays in caches and timelines after the key is gone.
+        Results of an earlier key stay in caches and timelines after the key is removed.
         """
         self._look()
         return self._several
 
     def caller_of(self, key: str) -> Caller | None:
-        """Return the identifier of `key`, or None if it is not valid."""
+        """Return the digest that identifies the caller with this API key, or None if the key is not valid."""
         self._look()
         presented = self._digest_of(key)
         found = None
@@ -101,10 +107,10 @@ class ApiKeys:
         return hmac.digest(self._secret, key.encode("utf-8", "surrogatepass"), "sha256")
 
     def _read_anew(self, file: Path) -> None:
-        """Read the changed file.
+        """Read the changed file of API keys.
 
-        Lines that are no keys are left out, so that removed keys become invalid in any case. A file that
-        cannot be read changes nothing.
+        Lines that are not keys are left out, so that removed keys become invalid in any case. If the file
+        cannot be read, the former keys stay valid.
         """
         try:
             lines = _lines(file, self._flag)
@@ -125,17 +131,17 @@ class ApiKeys:
 
 
 def first_key(given: Sequence[str], file: str, flag: str = FILE_FLAG) -> str:
-    """Return one of the keys, for the launcher's own requests, or an empty text. Raises StartupError."""
+    """Return one API key, for the launcher's own requests, or "" if there is none. Raises StartupError."""
     return next(iter((*given, *(_all_good(Path(file), flag) if file else ()))), "")
 
 
 def has_several_keys(given: Sequence[str], file: str) -> bool:
-    """Return whether there is more than one API key. Raises StartupError."""
+    """Return whether a setting and a file together have more than one API key. Raises StartupError."""
     return len({*given, *(_all_good(Path(file), FILE_FLAG) if file else ())}) > 1
 
 
 def _all_good(file: Path, flag: str) -> list[str]:
-    """Return the keys of a file. Raises StartupError, which names the line, for a line that is no key."""
+    """Return the API keys in a file. Raises StartupError, which names the line, for a line that is no key."""
     lines = _lines(file, flag)
     for number, line in lines:
         if not KEY.fullmatch(line):
@@ -144,7 +150,10 @@ def _all_good(file: Path, flag: str) -> list[str]:
 
 
 def _lines(file: Path, flag: str) -> list[tuple[int, str]]:
-    """Return the lines that are neither empty nor comments, with their numbers. Raises StartupError."""
+    """Return the lines of a file of API keys, with their line numbers. Raises StartupError.
+
+    Empty lines and comments are left out.
+    """
     try:
         with file.open("rb") as opened:
             text = opened.read(FILE_BYTES_MAX + 1)

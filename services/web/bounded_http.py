@@ -1,8 +1,8 @@
-"""HTTP protocol with bounds on heads and trailers, on the time of a request, and on unread answers.
+"""HTTP protocol with limits on a request's head and trailers, on its time, and on unread answers.
 
-uvicorn's protocol takes a request line, headers and trailers of any length from any client, with or without a
-key. It waits for them as long as the connection is open. It ends no connection before the client has taken
-all that was written.
+A head is the request line and the headers. uvicorn's protocol takes heads and trailers of any length from any
+client, with or without an API key. It waits for them as long as the connection is open. It ends no connection
+before the client has read all that was written.
 """
 
 import asyncio
@@ -17,53 +17,57 @@ from baton.web.protocol_upgrades import PlainHttp
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEADERS_MAX: Final = 256
-"""Most fields of a head, and as many of trailers, since each is looked at several times."""
+"""Most headers of a request, and most fields of its trailers, because each field is looked at several times.
+"""
 HEAD_S: Final = 20.0
 STALLED_S: Final = 60.0
 UNREAD_BYTES_MAX: Final = 64 * 1024
-"""Unsent bytes from which the application waits for the client. Over TLS uvloop would take half a megabyte.
-"""
+"""Unsent bytes from which on the application waits for the client. Over TLS uvloop would take half a
+megabyte."""
 READ_BYTES_MIN: Final = 4096
-"""Bytes below which a client counts as taking nothing, within `stalled_s`."""
+"""Number of bytes that a client has to read within `stalled_s`, or else its connection is stalled."""
 PIPELINED_MAX: Final = 16
 PIPELINED_BYTES_MAX: Final = 64 * 1024
-"""Most bytes of requests that wait behind the one being answered."""
+"""Most bytes of the requests that wait on a connection behind the one that is being answered."""
 FIELD_BYTES: Final = 128
-"""Memory of a field besides its text, bytes."""
+"""Memory of a header in addition to its text, bytes."""
 
 
 class BoundedHttp(PlainHttp):
-    """HTTP/1.1 protocol that bounds what a client may send, hold and leave unread.
+    """HTTP/1.1 protocol that bounds how much a client may send, hold in memory and leave unread.
 
-    It refuses heads and trailers that are too long or do not end. It closes connections without a request,
-    and those whose client does not read.
+    It refuses heads (request line and headers) and trailers that are too long or do not end. It closes
+    connections without a request, and those whose client does not read.
     """
 
     head_s = HEAD_S
-    """Longest time of a connection without a whole head, from its opening or its first byte after an answer,
-    seconds.
+    """Longest time of a connection without a whole head (request line and headers), seconds.
+
+    It counts from the opening of the connection, or from the first byte after an answer.
     """
     stalled_s = STALLED_S
-    """Longest time in which a client takes next to nothing of what waits for it, seconds."""
+    """Longest time for which a client may read almost nothing of the bytes that wait for it, seconds."""
     _got_on = False
     _bytes = 0
     """Bytes received since the request's last progress: the end of its head, a part of its body, or its end.
     """
     _fields_bytes = 0
-    """Bytes of the request line and of whole fields since then. One read may contain more."""
+    """Bytes of the request line and of the headers of one head, or of the fields of one trailer. `_bytes`
+    does not count these if they arrive whole."""
     _fields = 0
     _hang_up: asyncio.TimerHandle | None = None
     _unread = 0
-    """Unsent bytes when the client last took some, or when more came."""
+    """Number of bytes that waited for the client to read them at the time `_unread_since_s`."""
     _unread_since_s: float | None = None
-    """Time of that, seconds. None if nothing waits for the client, or it has just taken much."""
+    """Event loop time since which the client has read almost nothing, seconds. None if no bytes wait for the
+    client, or if it has just read many."""
     _answering: RequestResponseCycle | None = None
-    """Request that is being answered, or was last. Later ones on the connection wait for it."""
+    """Request that is being answered, or was answered last. Later ones on the connection wait for it."""
 
     _head_bytes = 0
-    """Memory of a head that is not whole, bytes."""
+    """Memory of an incomplete head (request line and headers), bytes."""
     _pipelined_bytes = 0
-    """Bytes received while requests waited behind another."""
+    """Bytes received while requests waited behind another one on this connection."""
 
     def __init__(self, *args: Any, entry: ConnectionEntry | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -165,7 +169,7 @@ class BoundedHttp(PlainHttp):
         self._account()
 
     def end_if_stalled(self, stalled_s: float) -> None:
-        """Abort the connection if its client has taken next to nothing for `stalled_s` seconds.
+        """Abort the connection if its client has read almost nothing for `stalled_s` seconds.
 
         This counts only while unsent bytes, or the connection's end, wait for the client. Call it repeatedly.
         """
@@ -180,12 +184,15 @@ class BoundedHttp(PlainHttp):
             self.transport.abort()
 
     def _waits_for_client(self) -> bool:
-        """Return whether the connection can end without the loss of a running answer."""
+        """Return whether the connection waits for its client, so that closing it cuts no running answer.
+
+        It waits for a request, for the rest of a body, or for the client to read.
+        """
         answered = self.cycle is None or self.cycle.response_complete
         return answered or self._body_open or self.flow.write_paused
 
     def _account(self) -> None:
-        """Report the connection's memory to the limits of its port."""
+        """Report the memory of the connection to the connection limits of its port."""
         if self._entry is not None:
             unread = self.transport.get_write_buffer_size()
             self._entry.hold(self._head_bytes + self._pipelined_bytes + unread)
@@ -194,14 +201,14 @@ class BoundedHttp(PlainHttp):
         self._fields_bytes = self._fields = 0
 
     def _next_is_answered(self) -> None:
-        """Make the latest request the one being answered, if no other is before it."""
+        """Mark the latest request as the one being answered, unless another one is before it."""
         if not self.pipeline:
             self._answering = self.cycle
 
     def _watch(self) -> None:
-        """Run the head's timer while nothing else bounds the wait.
+        """Run the timer for a request's head (request line and headers) while nothing else bounds the wait.
 
-        It does not run while an answer is under way, nor between two requests, for which uvicorn has a
+        It does not run while an answer is being sent, nor between two requests, for which uvicorn has a
         time-out.
         """
         answering = self.cycle is not None and not self.cycle.response_complete
@@ -213,7 +220,7 @@ class BoundedHttp(PlainHttp):
             self._hang_up = self.loop.call_later(self.head_s, self._time_out_head)
 
     def _time_out_head(self) -> None:
-        """Refuse a request whose head has begun. Close a connection without one."""
+        """Refuse a request whose head did not arrive in time. Close a connection on which none has begun."""
         if self._head_open:
             self.refuse(SLOW_HEAD)
         else:

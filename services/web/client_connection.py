@@ -1,7 +1,7 @@
-"""The client of an HTTP connection, and a callback for when it goes away.
+"""Client of an HTTP connection, with a callback for its disconnect.
 
-uvicorn reports that only to the last request of a connection, and only to a task that waits for it. The last
-request may wait behind the one that is being answered.
+uvicorn reports a disconnect only to the last request of a connection, and only to a task that waits for it.
+That request may be waiting behind the one that is being answered.
 """
 
 from collections.abc import Callable
@@ -10,26 +10,29 @@ from typing import Any, Final
 from uvicorn.protocols.http.flow_control import FlowControl
 
 IN_STATE: Final = "client"
-"""Key in the state of a request's scope."""
+"""Key of the ClientConnection in the state of a request's ASGI scope."""
 
 
 class ClientConnection:
-    """Client of one connection."""
+    """Client of one HTTP connection, whose disconnect a request can watch for."""
 
     __slots__ = ("_flow", "_on_gone", "gone", "is_sending")
 
     def __init__(self, flow: FlowControl, is_sending: Callable[[], bool] = lambda: False) -> None:
-        """`is_sending`: returns whether the body of the last request is incomplete."""
+        """Create the client of an open connection.
+
+        `is_sending`: function that returns whether the body of the last request is incomplete.
+        """
         self._flow = flow
         self.is_sending = is_sending
         self._on_gone: Callable[[], None] | None = None
         self.gone = False
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Call `on_gone` when the client goes away.
+        """Call `on_gone` when the client disconnects.
 
-        It is for the request that is being answered, after its body was read. It resumes reading, without
-        which the connection's end is not noticed.
+        It is for the request that is being answered, after its body was read. It resumes reading, because
+        otherwise the end of the connection is not noticed.
         """
         self._on_gone = on_gone
         self._flow.resume_reading()
@@ -38,13 +41,13 @@ class ClientConnection:
         self._on_gone = None
 
     def lost(self) -> None:
-        """Note the end of the connection."""
+        """Record that the connection has ended, and call the callback of `watch`."""
         self.gone = True
         if self._on_gone is not None:
             self._on_gone()
 
 
 def client_connection_of(scope: Any) -> ClientConnection | None:
-    """Return the client that sent a request, or None if the server is another one."""
+    """Return the client that sent a request, or None if the server is not Baton's own."""
     found = scope.get("state", {}).get(IN_STATE)
     return found if isinstance(found, ClientConnection) else None

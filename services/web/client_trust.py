@@ -1,6 +1,6 @@
-"""API key and trusted certificates of the commands that call a server.
+"""API key and trusted certificates for the commands of Baton that call a server.
 
-They come from OPENAI_API_KEY and SSL_CERT_FILE, like those of OpenAI's client.
+They come from the environment variables OPENAI_API_KEY and SSL_CERT_FILE, like those of OpenAI's client.
 """
 
 import os
@@ -12,9 +12,9 @@ from baton.runtime.errors import StartupError
 
 
 def key_headers() -> dict[str, str]:
-    """Return the header with the key of the environment, if there is one.
+    """Return the Authorization header with the API key of the environment, or nothing if there is no key.
 
-    It is sent to whatever server the user names.
+    The key is sent to whatever server the user names.
     """
     key = os.environ.get("OPENAI_API_KEY", "")
     return {"Authorization": f"Bearer {key}"} if key else {}
@@ -23,16 +23,19 @@ def key_headers() -> dict[str, str]:
 def certificate_problem(
     error: httpx.ConnectError, url: str, hint: str = "SSL_CERT_FILE names whose are"
 ) -> str | None:
-    """Return a sentence if a connection failed because the server's certificate is not trusted, else None."""
+    """Return an error message if a connection failed because of an untrusted certificate, else None.
+
+    `hint`: how to name trusted certificates.
+    """
     if "certificate" in str(error).lower():
         return f"the certificate of {url} is not trusted here ({hint}): {error}"
     return None
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS context with the authorities of SSL_CERT_FILE, or the usual ones.
+    """Return a TLS context that trusts the authorities of SSL_CERT_FILE, or else the usual ones.
 
-    Raises StartupError for a file that cannot be used.
+    Raises StartupError if the file cannot be used.
     """
     try:
         return httpx.create_ssl_context()

@@ -1,4 +1,4 @@
-"""Counts of HTTP connections that were closed before they were served."""
+"""Counts of HTTP connections that the server closed: unserved ones, and those closed at a limit."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ LIMIT: Final = "limit"
 
 
 class ClosedConnections:
-    """Counter of closed connections, by reason."""
+    """Prometheus counter of the HTTP connections that the server closed, by reason."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hung_up = Counter(

@@ -1,8 +1,8 @@
 """Acceptor of HTTP connections, which closes those that cannot be served.
 
-If no more files can be open, a new connection is accepted on a spare file and closed. In the queue of the
-listening socket it might wait for ever. On a TLS port, connections without TLS are closed, too. Both are
-counted, and logged at a limited rate.
+If the process can open no more files, a new connection is accepted on a spare file descriptor and closed.
+Otherwise it might wait without end in the queue of the listening socket. On a TLS port, connections without
+TLS are closed, too. Both are counted, and logged at a limited rate.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from baton.web.connection_limits import ConnectionEntry, ConnectionLimits
 log = Log(__name__)
 
 AT_ONCE: Final = 64
-"""Most connections accepted before other events of the loop get their turn."""
+"""Most connections that are accepted in a row before other events of the loop get their turn."""
 HANDSHAKE_S: Final = 20.0
 PAUSE_S: Final = 0.1
-"""Pause if not even a connection to close can be accepted, seconds."""
+"""Pause in accepting connections if there is no file descriptor even to accept and close one, seconds."""
 NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Acceptor:
-    """Acceptor of one listening socket, which it owns."""
+    """Acceptor of connections on one listening socket, which it owns."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Acceptor:
         self._loop.add_reader(self._sock.fileno(), self._take)
 
     def close(self) -> None:
-        """Stop accepting. Open connections go on. Idempotent."""
+        """Stop accepting connections. Open connections go on. Idempotent."""
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
@@ -111,7 +111,7 @@ class Acceptor:
             raise
 
     def _hang_up(self, error: OSError) -> None:
-        """Close all waiting connections, each accepted on the spare file."""
+        """Close all waiting connections, each accepted on the spare file descriptor: no other one is free."""
         self._give_up_spare()
         times, address = 0, None
         with suppress(OSError):

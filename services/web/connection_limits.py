@@ -1,8 +1,8 @@
-"""Bounds on the connections of one HTTP port: their number, and their memory.
+"""Limits on the connections of one HTTP port: their number, and their memory.
 
 A connection's memory is an incomplete head, requests that wait behind the one being answered, and answers
-that its client has not read. When a bound is reached, some connections that wait for their clients are
-closed. They are those of the address that takes most, the longest idle ones first. So no address shuts
+that its client has not read. When a limit is reached, some connections that wait for their clients are
+closed. They are those of the address with the largest share, the longest idle ones first. So no address shuts
 another out, and no running answer is cut (`bounded-admission`).
 """
 
@@ -21,13 +21,14 @@ log = Log(__name__)
 CONNECTIONS_MAX: Final = 16_384
 TOTAL_BYTES_MAX: Final = 256 * 2**20
 COUNTED_BYTES_MAX: Final = 16 * 2**20
-"""Most bytes that one connection counts for, so that a long answer to a reading client closes no others."""
+"""Most bytes that one connection counts for in the limit. So a long answer to a client that reads closes no
+other connections."""
 SLACK: Final = 16
-"""The part of a bound (1/16) that is freed at once, since each search looks at all connections."""
+"""Divisor of a limit: 1/16 of it is freed at once, because each search looks at all connections."""
 
 
 class ConnectionEntry:
-    """Share of one connection in the limits of its port."""
+    """Entry of one connection in the limits of its port: its memory, its network, and how to close it."""
 
     __slots__ = ("can_close", "close", "limits", "moved_s", "network", "size")
 
@@ -35,25 +36,28 @@ class ConnectionEntry:
         self.limits = limits
         self.network = network
         self.size = 0
-        """Memory of the connection, bytes."""
+        """Memory that the connection counts for, bytes."""
         self.moved_s = time.monotonic()
-        """Time of the last byte in either direction, seconds."""
+        """Time of the last byte in either direction, seconds on the monotonic clock."""
         self.close: Callable[[], object] = _nothing
         """Function that aborts the connection."""
         self.can_close: Callable[[], bool] = _always
-        """Function that returns whether the connection waits for its client."""
+        """Function that returns whether the connection waits for its client, so that it may be closed."""
 
     def hold(self, size: int) -> None:
-        """Set the connection's memory to `size` bytes. This may close the connection."""
+        """Set the memory of the connection to `size` bytes. If a limit is reached, connections are closed.
+
+        This one may be among them.
+        """
         if size or self.size:
             self.limits.hold(self, min(size, COUNTED_BYTES_MAX))
 
     def move(self) -> None:
-        """Note that bytes moved."""
+        """Record that bytes were just received or sent on the connection."""
         self.moved_s = time.monotonic()
 
     def leave(self) -> None:
-        """Remove the closed connection. Idempotent."""
+        """Remove the closed connection from the limits. Idempotent."""
         self.limits.remove(self)
         self.close, self.can_close = _nothing, _always  # breaks a reference cycle
 
@@ -75,7 +79,7 @@ def _size_of(entry: ConnectionEntry) -> int:
 
 
 class ConnectionLimits:
-    """Limits of one port. Used from one event loop."""
+    """Limits on the number and the memory of one port's connections. Used from one event loop."""
 
     def __init__(
         self,
@@ -89,7 +93,8 @@ class ConnectionLimits:
         self._entries: set[ConnectionEntry] = set()
         self._total_bytes = 0
         self._next_look_bytes = 0
-        """Bytes up to which no further search is made, after one that found no connection to close."""
+        """Total memory, in bytes, up to which no further search is made, after one that found no connection
+        to close."""
         self._throttle = LogThrottle()
 
     def __len__(self) -> int:
@@ -100,7 +105,10 @@ class ConnectionLimits:
         return self._total_bytes
 
     def admit(self, address: Any) -> ConnectionEntry | None:
-        """Return a new connection's entry, or None if there is no room. `address`: address of its socket."""
+        """Return the entry of a new connection, or None if the port has too many connections.
+
+        `address`: address of the client, as its socket gives it.
+        """
         if len(self._entries) >= self._connections_max:
             self._make_room(_one, len(self._entries), self._connections_max)
         if len(self._entries) >= self._connections_max:
@@ -112,7 +120,7 @@ class ConnectionLimits:
         return entry
 
     def hold(self, entry: ConnectionEntry, size: int) -> None:
-        """Set the memory of `entry` to `size` bytes."""
+        """Set the memory of a connection to `size` bytes, and close connections if the limit is exceeded."""
         if entry not in self._entries:
             return
         self._total_bytes += size - entry.size
@@ -130,7 +138,11 @@ class ConnectionLimits:
             entry.size = 0
 
     def _make_room(self, cost: Callable[[ConnectionEntry], int], taken: int, most: int) -> None:
-        """Close connections until `taken` is well below `most`. `cost`: what closing one frees."""
+        """Close connections that wait for their clients until `taken` is well below `most`.
+
+        `taken`, `most`: present amount and limit, in connections or bytes. `cost`: returns the amount that
+        closing one frees.
+        """
         by_network: dict[bytes, int] = {}
         closable: dict[bytes, list[ConnectionEntry]] = {}
         for entry in self._entries:

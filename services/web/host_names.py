@@ -1,8 +1,8 @@
-"""Host names under which requests may call a server.
+"""Host names under which clients may call a server.
 
 A web page's own name may be made to point at this machine (DNS rebinding). For the browser the server is then
-part of that page's site, and the page can read all answers. The Host header of such requests has that name.
-An address cannot be redirected in this way, and browsers do not look up `localhost`.
+part of that page's site, and the page can read all answers. The Host header of such requests has the page's
+name. An IP address cannot be redirected in this way, and browsers do not look up `localhost`.
 """
 
 import re
@@ -20,17 +20,22 @@ LOOPBACK: Final = "localhost"
 
 
 class HostNames:
-    """Allowed host names of one port."""
+    """Host names under which requests to one port are allowed."""
 
     def __init__(self, allowed: Sequence[str] = (), *, any_name: bool) -> None:
-        """`any_name`: allow every name. Otherwise addresses, names of this machine and `allowed` are."""
+        """Create the set of allowed host names.
+
+        `any_name`: whether every name is allowed. Otherwise IP addresses, `localhost` and the names in
+        `allowed` are.
+        """
         self._any_name = any_name
         self._allowed = frozenset(map(_plain, allowed))
 
     def refusal(self, version: str, target: bytes, hosts: Sequence[bytes]) -> HttpRefusal | None:
-        """Return why a request is refused, or None.
+        """Return the refusal of a request that names a wrong host, or None if it may be answered.
 
-        `hosts`: values of all Host headers. A `target` with a host is checked against it, too.
+        `version`: HTTP version of the request. `target`: request target. If it has a host, that is checked,
+        too. `hosts`: values of all Host headers.
         """
         if len(hosts) > 1 or (not hosts and version != "1.0"):
             return ONE_HOST
@@ -63,7 +68,7 @@ def _plain(name: str) -> str:
 
 
 def _host_of(target: bytes) -> bytes:
-    """Return the host of a request target. A malformed one becomes `?`, which is never allowed."""
+    """Return the host in a request target. For a malformed target it is `?`, which is never allowed."""
     try:
         return httptools.parse_url(target).host or b"?"
     except httptools.HttpParserInvalidURLError:

@@ -1,8 +1,8 @@
 """Refusals of requests before any route: malformed, too long, too slow, or for another host.
 
-The application answers a refusal, after the earlier requests of the connection. So the answer has a request
-id and the form of all other errors, and is counted once. An application without such answers is wrapped in
-`RefusalMiddleware`.
+The application answers a refused request, after the earlier requests of the connection. So the answer has a
+request id and the form of all other errors, and is counted once. An application that does not answer refusals
+is wrapped in `RefusalMiddleware`.
 """
 
 import json
@@ -13,14 +13,14 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 IN_STATE: Final = "refusal"
-"""Key in the state of a request's scope."""
+"""Key of the HttpRefusal in the state of a request's ASGI scope."""
 NO_METHOD: Final = ""
-"""Method of a request whose head is incomplete."""
+"""HTTP method in the ASGI scope of a request that was refused before its head (its headers) was complete."""
 
 
 @dataclass(frozen=True)
 class HttpRefusal(Exception):
-    """Reason why a request is refused by the server."""
+    """Reason why the server refuses a request: HTTP status, error code and message."""
 
     status: int
     code: str
@@ -52,13 +52,13 @@ PIPELINED: Final = HttpRefusal(
 
 
 def refusal_in(scope: Any) -> HttpRefusal | None:
-    """Return why a request is refused, or None so far. The reason may come while its body is read."""
+    """Return the reason why a request is refused, or None. A reason may still come while its body is read."""
     found = scope.get("state", {}).get(IN_STATE)
     return found if isinstance(found, HttpRefusal) else None
 
 
 class RefusalMiddleware:
-    """Middleware that answers refusals for an application that does not."""
+    """ASGI middleware that answers refused requests for an application that does not."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -76,7 +76,7 @@ class RefusalMiddleware:
 
 
 async def _answer(refusal: HttpRefusal, send: Send) -> None:
-    """Send the answer, in the form of the API's errors."""
+    """Send the answer to a refused request, in OpenAI's format of errors."""
     error = {"message": str(refusal), "type": "invalid_request_error", "param": None, "code": refusal.code}
     body = json.dumps({"error": error}).encode()
     headers = [

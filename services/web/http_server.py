@@ -24,26 +24,27 @@ from baton.web.refusable_http import PortRefusals
 
 START_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 120.0
-"""Time that a connection may be idle between two requests, seconds.
+"""Longest time that a connection may be idle between two requests, seconds.
 
-It is longer than that of clients and proxies (5 s and 60 s are common). A server that closes first sometimes
-does so just as a request arrives.
+It is longer than that of clients and proxies (5 s and 60 s are common). A server that closes a connection
+first sometimes does so just as a request arrives.
 """
 STALLED_AT_END_S: Final = 5.0
-"""Time in which a client may take nothing once the server stops, seconds."""
+"""Longest time for which a client may read nothing while the server stops, seconds."""
 PART_OF_GRACE: Final = 0.25
-"""Upper bound of that time, as a part of the graceful time-out."""
+"""Upper bound of the time for which a client may read nothing while the server stops, as a fraction of the
+graceful time-out."""
 LOOKS: Final = 4
-"""Checks of all connections within the time in which a client may take nothing."""
+"""Number of checks of all connections within the time for which a client may read nothing."""
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),  # browsers do not guess the type
     ("Cross-Origin-Resource-Policy", "same-origin"),  # pages of other sites cannot embed it
 )
-"""Headers of every answer."""
+"""Headers of every HTTP response."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, with an `Acceptor` and an event at its start."""
+    """uvicorn's server without its signal handlers, with an `Acceptor`, and an event that says it listens."""
 
     def __init__(
         self,
@@ -90,14 +91,14 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One application on one socket. `serve_http` makes it."""
+    """A running HTTP server of one application on one socket. `serve_http` creates it."""
 
     def __init__(
         self, server: uvicorn.Server, task: asyncio.Task[None], port: int, limits: ConnectionLimits
     ) -> None:
         self._server = server
         self.limits = limits
-        """Limits of the port's connections."""
+        """Limits on the connections of the server's port."""
         self._task = task
         self._looking: asyncio.Task[None] | None = None
         self._allow(BoundedHttp.stalled_s)
@@ -107,13 +108,13 @@ class HttpServer:
 
     @property
     def connections(self) -> list[BoundedHttp]:
-        """The open connections."""
+        """Open connections of the server."""
         return [each for each in self._server.server_state.connections if isinstance(each, BoundedHttp)]
 
     async def stop(self) -> None:
         """Stop listening, and finish running requests within the graceful time-out. Idempotent.
 
-        A client that reads nothing does not use that time up, since its connection is closed earlier.
+        A client that reads nothing does not use up that time, because its connection is closed earlier.
         """
         self._server.should_exit = True
         if not self._task.done():
@@ -122,7 +123,7 @@ class HttpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _allow(self, stalled_s: float | None) -> None:
-        """Set the time in which a client may take nothing, seconds. None ends the checks."""
+        """Set the longest time for which a client may read nothing, seconds. None ends the checks."""
         if self._looking is not None:
             self._looking.cancel()
         self._looking = None if stalled_s is None else asyncio.create_task(self._end_stalled(stalled_s))
@@ -146,16 +147,18 @@ async def serve_http(
     keep_alive_s: float = KEEP_ALIVE_S,
     connections_max: int = CONNECTIONS_MAX,
 ) -> HttpServer:
-    """Serve `app` on a socket from `bind_port`, which the server owns from now on. Return once it accepts
-    requests.
+    """Serve `app` on a socket from `bind_port`. Return once the server accepts requests.
 
-    `graceful_timeout_s`: longest wait of `stop` for running requests before it cancels them, seconds. `tls`:
-    certificate files, or None for plain HTTP. `hosts`: names under which requests may call it. By default any
-    name is allowed, except on a loopback address, where a client may be a web page. `answers_refusals`: the
-    application answers refusals itself (`http_refusals`). `keep_alive_s`: longest idle time between two
-    requests, seconds. `connections_max`: most connections at a time.
-
-    Raises RuntimeError if it does not start, and StartupError for certificates that cannot be used.
+    The server owns the socket from now on.
+    `graceful_timeout_s`: longest wait of `stop` for running requests before it cancels them, seconds.
+    `tls`: certificate files, or None for plain HTTP.
+    `hosts`: host names under which requests may call the server. By default any name is allowed, except on a
+    loopback address, where a client may be a web page.
+    `connections`: counter of closed connections.
+    `answers_refusals`: whether the application answers refused requests itself (`http_refusals`).
+    `keep_alive_s`: longest idle time of a connection between two requests, seconds.
+    `connections_max`: most connections at a time.
+    Raises RuntimeError if the server does not start, and StartupError for certificates that cannot be used.
     """
     port = port_of(sock)
     # Inherited by each connection. Over TLS the process cannot see that a reply waits for its client.

@@ -1,4 +1,4 @@
-"""Parsing of IP addresses, and the network that counts as one client."""
+"""Parsing of IP addresses, and the network of addresses that counts as one client."""
 
 import socket
 from typing import Final
@@ -6,15 +6,15 @@ from typing import Final
 FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 IPV4_BYTES: Final = 4
 NETWORK_BITS: Final = 64
-"""Bits of an IPv6 address that identify one household or host."""
+"""Number of leading bits of an IPv6 address that identify one household or host."""
 MAPPED: Final = bytes(10) + b"\xff\xff"
-"""Prefix of an IPv6 address that stands for an IPv4 address."""
+"""First bytes of an IPv6 address that stands for an IPv4 address."""
 
 
 def address_bytes(text: str) -> bytes | None:
-    """Return the 4 or 16 bytes of an address, or None for any other text.
+    """Return the 4 or 16 bytes of an IP address, or None for any other text.
 
-    Each request calls it twice. The C library takes a tenth of the time of `ipaddress`, a seventh for IPv6,
+    Each request calls this twice. The C library takes a tenth of the time of `ipaddress`, a seventh for IPv6,
     and accepts the same texts.
     """
     for family in FAMILIES:
@@ -26,7 +26,10 @@ def address_bytes(text: str) -> bytes | None:
 
 
 def network_of(host: str) -> bytes:
-    """Return the network of a client: an IPv4 address, an IPv6 /64, or the text if it is no address."""
+    """Return the network that counts as one client, in bytes.
+
+    It is a whole IPv4 address, the first 64 bits of an IPv6 address, or the text if it is no address.
+    """
     address = address_bytes(host.partition("%")[0])
     if address is None:
         return host.encode("utf-8", "surrogatepass")

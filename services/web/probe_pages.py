@@ -1,9 +1,9 @@
-"""Worker's pages for the platform: liveness, readiness and metrics.
+"""HTTP pages of a worker for its platform (such as Kubernetes): liveness, readiness and metrics.
 
     GET /metrics   Prometheus text of the worker's registry
-    GET /started   200 once it has loaded and taken a turn, else 503: wait, as long as a start may take
+    GET /started   200 once it has loaded and run its loop once, else 503: wait, as long as a start may take
     GET /health    200 while it makes progress, else 503 with the problem: restart it
-    GET /ready     200 while it takes rooms, else 503 with what it waits for: wait
+    GET /ready     200 while it takes requests, else 503 with what it waits for: wait
 
 `/started` and `/health` depend on the worker alone. `/ready` may depend on other processes.
 """
@@ -25,7 +25,8 @@ from baton.web.http_server import HttpServer, serve_http
 GRACEFUL_TIMEOUT_S: Final = 2
 
 Problems = Callable[[], Sequence[str]]
-"""Returns the present problems, or nothing. It is called in the event loop and must not block."""
+"""Function that returns the present problems, or nothing. It is called in the event loop and must not block.
+"""
 
 
 async def serve_metrics(
@@ -35,9 +36,10 @@ async def serve_metrics(
     unhealthy: Problems,
     unready: Problems,
 ) -> HttpServer:
-    """Serve the four pages on a socket from `bind_port`, in the running loop.
+    """Serve a worker's four pages on a socket from `bind_port`, in the running event loop.
 
-    Start it before the slow part of a start, so that `/ready` shows what is being waited for.
+    `unstarted`, `unhealthy`, `unready`: return the problems that `/started`, `/health` and `/ready` report.
+    Call this before the slow part of a start, so that `/ready` shows what the worker waits for.
     """
     app = metrics_app(registry, unstarted, unhealthy, unready)
     return await serve_http(app, sock, GRACEFUL_TIMEOUT_S, connections=ClosedConnections(registry))
@@ -46,7 +48,7 @@ async def serve_metrics(
 def metrics_app(
     registry: CollectorRegistry, unstarted: Problems, unhealthy: Problems, unready: Problems
 ) -> Starlette:
-    """Return the four pages as an ASGI application."""
+    """Return a worker's four pages (metrics, started, health, ready) as an ASGI application."""
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

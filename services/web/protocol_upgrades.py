@@ -1,4 +1,4 @@
-"""HTTP protocol that declines upgrades: the request is answered as if it offered none (RFC 9110, 7.8).
+"""HTTP protocol that declines upgrades: a request is answered as if it offered none (RFC 9110, 7.8).
 
 Java's HTTP client offers HTTP/2 with each request without TLS. The parser ends such a request with its head,
 and would take a POST's body for the next request.
@@ -14,7 +14,7 @@ OFFER: Final = b"upgrade"
 
 
 class PlainHttp(RefusableHttp):
-    """HTTP/1.1 protocol without upgrades. To be configured with `ws="none"`."""
+    """HTTP/1.1 protocol that declines upgrades. uvicorn has to be configured with `ws="none"` for it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -22,7 +22,7 @@ class PlainHttp(RefusableHttp):
 
     @property
     def _offers(self) -> bool:
-        """Whether the request offers an upgrade, so that it is parsed again without the offer.
+        """Whether the request offers a protocol upgrade, so that it is parsed again without the offer.
 
         CONNECT counts as no offer. It has no body, and is refused.
         """
@@ -37,9 +37,9 @@ class PlainHttp(RefusableHttp):
             super().on_message_complete()
 
     def head_without_offer(self) -> bytes | None:
-        """Return the head of the last request without its offer, or None if it offers nothing.
+        """Return the head of the last request without its offer of an upgrade, or None if it has no offer.
 
-        No part of it contains a line break, since the parser has recognised each part.
+        No part of the head can contain a line break, because the parser has recognised each part.
         """
         if not self._offers:
             return None

@@ -1,8 +1,8 @@
-"""HTTP protocol that refuses requests before any route, and then closes the connection gently.
+"""HTTP protocol that refuses bad requests before any route, and then closes the connection gently.
 
-The application is asked for the refusal's answer, after earlier requests. Nothing more is read as HTTP. The
-connection ends when the client ends it, or soon after. To close it at once would take the answer from a
-client that is still sending.
+The application writes the answer to a refused request, after the answers to earlier requests. Nothing more is
+read as HTTP. The connection ends when the client ends it, or soon after. To close it at once would take the
+answer from a client that is still sending.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ HOST: Final = b"host"
 
 
 class PortRefusals:
-    """State that a port's connections share: allowed host names, and the rate of log lines about refusals."""
+    """State that a port's connections share: allowed host names, and the rate limit for logs of refusals."""
 
     def __init__(self, hosts: HostNames = ANY_NAME) -> None:
         self.hosts = hosts
@@ -45,26 +45,26 @@ class PortRefusals:
 
 
 class RefusableHttp(HttpToolsProtocol):
-    """HTTP/1.1 protocol that passes a refusal to the application.
+    """HTTP/1.1 protocol that can refuse a request, and lets the application answer the refusal.
 
-    It passes it as a request of its own, or with the request whose body it is in.
+    The application gets a refusal as a request of its own, or with the request whose body is being received.
     """
 
     linger_s = LINGER_S
     is_refused = False
-    """Whether a request was refused, so that nothing more is read as HTTP."""
+    """Whether a request of the connection was refused, so that nothing more is read as HTTP."""
     _head_open = False
-    """Whether a head has begun and not ended."""
+    """Whether the head of a request (request line and headers) has begun and not ended."""
     _body_open = False
     _head_came = False
-    """Whether the last data contained a whole head."""
+    """Whether the data received last contained the end of a request's head (request line and headers)."""
 
     def __init__(self, *args: Any, port_refusals: PortRefusals | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.port_refusals = port_refusals or PortRefusals()
 
     def refuse(self, refusal: HttpRefusal) -> None:
-        """Refuse the current request. Later data is not read as HTTP."""
+        """Refuse the current request for this reason. Data that arrives later is not read as HTTP."""
         if self.is_refused:
             return
         self.is_refused = True
@@ -107,11 +107,11 @@ class RefusableHttp(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _last_transport(self) -> asyncio.Transport:
-        """Return the transport of an answer that may be the last while its client is still sending."""
+        """Return a transport for an answer after which the connection may end although its client sends."""
         return cast(asyncio.Transport, _LingeringTransport(self.transport, self._end_after_answer))
 
     def _end_after_answer(self) -> None:
-        """Close the connection after an answer. A client that is still sending can read the answer first."""
+        """Close the connection after an answer, at once or after a client that still sends could read it."""
         if self.is_refused or (self._body_open and not self.pipeline):
             self._linger()
         else:
@@ -173,14 +173,14 @@ class RefusableHttp(HttpToolsProtocol):
 
 
 def _of_no_method(begun: bytes) -> HttpRefusal:
-    """Return the refusal of data that begins with no known method."""
+    """Return the refusal for received data that does not begin with a known HTTP method."""
     if begun.startswith(TLS_BEGINS):
         return TLS
     return NO_METHOD_OF_OURS if REQUEST_LINE.match(begun) else NO_HTTP
 
 
 class _LingeringTransport:
-    """Transport of a last answer, whose `close` ends the connection gently."""
+    """Transport for the last answer on a connection. Its `close` lets the client read the answer first."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
