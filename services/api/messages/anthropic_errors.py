@@ -1,8 +1,9 @@
-"""Anthropic's format of errors.
+"""Format of errors in Anthropic's API.
 
     {"type": "error", "error": {"type": …, "message": …, "details": {"error_code": …}}, "request_id": …}
 
-It has no field for the parameter at fault, so the message names it. The code is that of OpenAI's format.
+It has no field for the parameter at fault, so the message names the parameter. The error code is that of
+OpenAI's format.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from baton.api.http.error_format import OPENAI, ErrorFormat
 
 ROUTE: Final = "/v1/messages"
 VERSION: Final = "anthropic-version"
-"""Header that Anthropic's clients always send."""
+"""Request header that Anthropic's clients always send, and by which they are recognised."""
 KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,9 +26,11 @@ KINDS: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Kinds of errors by status. Others: `invalid_request_error` below 500, `api_error` from there on."""
+"""Type of an error in Anthropic's format, by HTTP status. Any other status is an `invalid_request_error`
+below 500, and an `api_error` from 500 on."""
 TOO_LONG: Final = "prompt is too long"
-"""Words by which agents know that they have to shorten their conversation."""
+"""Beginning of the error message for a prompt that does not fit the context. Agents recognise it and shorten
+their conversation."""
 
 
 class MessagesCode(TypedDict):
@@ -49,7 +52,7 @@ class MessagesError(TypedDict):
 
 
 def anthropic_error(error: ApiError, request_id: str) -> MessagesError:
-    """Return the body of an error, which is also the last event of a stream that broke off."""
+    """Return an error in Anthropic's format: the body of a response, or the last event of a failed stream."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = str(error)
     if error.code == "context_length_exceeded":
@@ -66,7 +69,7 @@ ANTHROPIC: Final = ErrorFormat(anthropic_error, "request-id")
 
 
 def error_format_of(path: str, headers: Mapping[str, str]) -> ErrorFormat:
-    """Return Anthropic's format on its own routes and for its clients, else OpenAI's."""
+    """Return the error format for a request: Anthropic's on its routes and for its clients, else OpenAI's."""
     if path == ROUTE or path.startswith(f"{ROUTE}/") or VERSION in headers:
         return ANTHROPIC
     return OPENAI

@@ -1,4 +1,4 @@
-"""Types of answers of Anthropic's Messages API, and of the events that build them."""
+"""Types of the answers of Anthropic's Messages API, and of the events that build them."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -14,7 +14,7 @@ class ThinkingTokens(TypedDict):
 
 class MessagesUsage(TypedDict):
     input_tokens: int
-    """Tokens that were computed. Cached ones are `cache_read_input_tokens`."""
+    """Number of prompt tokens that were computed. Tokens from the cache are in `cache_read_input_tokens`."""
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int

@@ -1,8 +1,8 @@
-"""Answers of Anthropic's Messages API, whole and as events.
+"""Rendering of answers of Anthropic's Messages API, as a whole or as a stream of events.
 
-An answer is a message of blocks: reasoning, texts and calls, in the order in which they came. A stream
-opens a block, adds to it, and closes it before the next one. Cached tokens of a prompt are counted
-separately, as Anthropic does.
+An answer is a message of content blocks: reasoning, texts and tool calls, in the order in which they were
+generated. A stream opens a block, adds to it, and closes it before the next one. Cached tokens of a prompt
+are counted separately, as Anthropic does.
 """
 
 from collections.abc import Sequence
@@ -41,16 +41,16 @@ from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason
 
 FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
-"""Anthropic's keep-alive is an event, which its clients skip everywhere."""
+"""Form of events in Anthropic's stream. Its keep-alive is a `ping` event, which clients skip everywhere."""
 UNSIGNED: Final = "unsigned"
-"""Signature of all reasoning. Anthropic's shows that reasoning was not changed. Here callers may write any
-history. Clients drop reasoning without a signature."""
+"""Signature that all reasoning gets, because clients drop reasoning without one. Anthropic's signature proves
+that reasoning was not changed. Here callers may write any history."""
 
 Chunks = list[MessagesEvent]
 
 
 class MessagesRendering:
-    """`message` objects, and the events that build one."""
+    """Renderer of one answer as a `message` object, or as the events that build it."""
 
     framing = FRAMING
     shows_logprobs = False
@@ -66,9 +66,9 @@ class MessagesRendering:
         }
         self._hides = body.thinking is not None and body.thinking.display == "omitted"
         self._place = -1
-        """Index of the last block."""
+        """Index of the last content block in the message, or -1 before the first block."""
         self._open: type[ContentDelta] | type[ReasoningDelta] | type[AnsweredCallStart] | None = None
-        """Type of the last block, if it is open."""
+        """Type of the last content block while it is open, else None."""
         self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None
 
     @property
@@ -87,7 +87,7 @@ class MessagesRendering:
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def logprobs(self, delta: Delta) -> None:
-        """Return None: this API has no log-probabilities."""
+        """Return None, because this API has no log-probabilities."""
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Chunks:
         chunks: Chunks = []
@@ -103,7 +103,7 @@ class MessagesRendering:
                     chunks.append(self._argued(arguments))
                 case ContentDelta(text):
                     if self._open is not ContentDelta and self._place >= 0:
-                        text = text.lstrip()  # of a block behind another
+                        text = text.lstrip()  # whitespace between two blocks
                     chunks += [*self._ready(ContentDelta), self._added({"type": "text_delta", "text": text})]
                 case ReasoningDelta(text):
                     chunks += self._ready(ReasoningDelta)
@@ -141,7 +141,7 @@ class MessagesRendering:
         return {"type": "content_block_delta", "index": self._place, "delta": delta}
 
     def _closed(self) -> Chunks:
-        """Return the events that close the open block."""
+        """Return the events that close the open content block. There are none if no block is open."""
         was, self._open = self._open, None
         if was is None:
             return []
@@ -154,7 +154,7 @@ class MessagesRendering:
         return {"type": "content_block_stop", "index": self._place}
 
     def _ready(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> Chunks:
-        """Return the events that open a block of this type, if none is open."""
+        """Return the events that open a content block of type `kind`, unless one of this type is open."""
         if self._open is kind:
             return []
         chunks: Chunks = [*self._closed(), self._opened(_empty(kind))]
@@ -188,7 +188,7 @@ class MessagesRendering:
         return blocks
 
     def _why(self, choice: ChoiceAssembler, finish: FinishReason | None) -> MessageEnd:
-        """Return why the answer ended."""
+        """Return the fields that say why the answer ended: `stop_reason` and `stop_sequence`."""
         stopped = choice.stop_string
         reason: StopReason
         if finish is FinishReason.LENGTH:

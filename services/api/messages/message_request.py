@@ -1,7 +1,7 @@
-"""Schemas of Anthropic's API: fields, and the values that each may take by itself.
+"""Schemas of requests of Anthropic's Messages API: fields, and the values that each may have by itself.
 
-The schema of a block depends on its `type`. A list of blocks is therefore validated block by block, so that
-errors have the path of the block.
+The schema of a content block depends on its `type`. A list of blocks is therefore validated block by block,
+so that an error has the path of its block.
 """
 
 from collections.abc import Mapping
@@ -41,16 +41,16 @@ from baton.api.requests.schemas import JsonSchema, Message, Sampled, Shape, read
 from baton.api.requests.unsupported_fields import UnsupportedFields
 
 BUDGET_TOKENS_LEAST: Final = 1024
-"""Least budget that Anthropic allows."""
+"""Smallest `budget_tokens` of reasoning that Anthropic allows, in tokens."""
 BLOCKS_MAX: Final = 4096
-"""Most blocks of one message."""
+"""Most content blocks of one message."""
 ELSEWHERE: Final = frozenset(
     {"image", "document", "search_result", "container_upload", "server_tool_use", "tool_reference"}
     | {"mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
     | {"code_execution_tool_result", "bash_code_execution_tool_result", "tool_search_tool_result"}
     | {"text_editor_code_execution_tool_result", "compaction"}
 )
-"""Types of Anthropic's blocks that are not served."""
+"""Types of Anthropic's content blocks that are not supported. A request with one of them is refused."""
 MESSAGES_UNSUPPORTED: Final = UnsupportedFields(
     ignored=frozenset(
         {"anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management"}
@@ -78,11 +78,11 @@ MESSAGES_UNSUPPORTED: Final = UnsupportedFields(
         "response_format": "output_config.format",
     },
 )
-"""Fields that are ignored or refused. Ignored ones concern the platform: where a prompt is cached, who
-pays, and what a server may cut from a long conversation."""
+"""Fields of the Messages API that are ignored or refused. Ignored fields concern the platform: where a prompt
+is cached, who pays, and what a server may cut from a long conversation."""
 
 CacheControl = Annotated[dict[str, Any] | None, Field()]
-"""Ignored: prompts are cached by their beginnings anyway."""
+"""Type of the field `cache_control`. It is ignored, because every prompt is cached by its prefix anyway."""
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
 
 
@@ -91,11 +91,11 @@ class TextBlockParam(Shape):
     text: str
     cache_control: CacheControl = None
     citations: list[Any] | None = None
-    """Citations of an earlier answer, which are ignored: its text says the same."""
+    """Citations in an earlier answer. They are ignored, because the answer's text says the same."""
 
 
 class ThinkingBlockParam(Shape):
-    """A block of an assistant's reasoning."""
+    """A content block with an assistant's reasoning."""
 
     type: Literal["thinking"]
     thinking: str
@@ -103,7 +103,7 @@ class ThinkingBlockParam(Shape):
 
 
 class RedactedThinking(Shape):
-    """Reasoning that only Anthropic can read. It is left out."""
+    """A content block with reasoning that only Anthropic can read. It is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
@@ -114,21 +114,22 @@ def _input(value: Any) -> Any:
 
 
 class ToolUse(Shape):
-    """A block with a tool call."""
+    """A content block with a tool call."""
 
     type: Literal["tool_use"]
     id: CallId
     name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
     input: Annotated[dict[str, Any], BeforeValidator(_input, json_schema_input_type=dict[str, Any])]
-    """Arguments: an object, or the text of one that was cut off, as a stream returns it."""
+    """Arguments of the tool call: an object, or the text of an incomplete JSON object from a stream that was
+    cut off."""
     cache_control: CacheControl = None
     caller: dict[str, Any] | None = None
-    """The caller of the tool, which is always the model."""
+    """Caller of the tool, which is always the model. The field is ignored."""
     toolset_name: Nothing = None
 
 
 def _kind(value: Any, kinds: Mapping[str, type[Shape]]) -> Any:
-    """Return a block, validated by the schema of its type."""
+    """Return a content block, validated by the schema of its type. Raises PydanticCustomError."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise PydanticCustomError("content_type", "it has to be a block, which is an object with a type")
     kind = value["type"]
@@ -150,7 +151,7 @@ def _content(value: Any, blocks: TypeAdapter[Any]) -> Any:
 
 
 def _blocks(**kinds: type[Shape]) -> PlainValidator:
-    """Return the validator of a text or of blocks of these types."""
+    """Return a validator for content that is a text or a list of blocks of these types."""
     each = Annotated[Any, PlainValidator(partial(_kind, kinds=kinds))]
     listed = TypeAdapter(Annotated[list[each], FailFast(), Field(max_length=BLOCKS_MAX)])
     told: Any = GenericAlias(list, (reduce(or_, kinds.values()),))
@@ -174,16 +175,17 @@ PART_KINDS: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_us
 
 
 OTHER_ROLES: Final[Mapping[str, str]] = {"ctx": "system", "developer": "system", "msg": "user"}
-"""Roles that releases of Claude Code were seen to send, and OpenAI's name for a system's."""
+"""Role that is meant, by the role that a client sends. Releases of Claude Code send `ctx` and `msg`. OpenAI's
+name for `system` is `developer`."""
 
 
 class MessageParam(Shape):
-    """One message. Consecutive messages of one role are one turn."""
+    """One message of a conversation. Consecutive messages of one role are one turn."""
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: Any) -> Any:
-        """Return an answer of any API in Anthropic's form."""
+        """Return a message in Anthropic's form. It may be an answer of another API, sent back as history."""
         if not isinstance(value, dict):
             return value
         role = value.get("role")
@@ -210,7 +212,7 @@ PARAM_FIELDS: Final = frozenset(MessageParam.model_fields)
 
 
 def _blocks_of(message: Message) -> dict[str, Any]:
-    """Return a chat message in Anthropic's form."""
+    """Return a chat message in the form of Anthropic's API."""
     texts = [message.content] if isinstance(message.content, str) else message.content or []
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
     if message.role == "tool":
@@ -231,7 +233,7 @@ def _few(value: Any, most: int, what: str) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """Refuse one of Anthropic's own tools before its fields are validated."""
+    """Return a tool unchanged, or refuse one of Anthropic's built-in tools before its fields are read."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "custom":
         raise PydanticCustomError(
@@ -262,7 +264,7 @@ class ToolParam(Shape):
     type: Literal["custom"] = "custom"
     cache_control: CacheControl = None
     eager_input_streaming: bool | None = None
-    """Ignored: arguments are always streamed as they come."""
+    """Whether arguments are streamed as they are written. The field is ignored, because they always are."""
     defer_loading: Annotated[bool, AfterValidator(_no)] = False
     allowed_callers: Annotated[list[str], AfterValidator(_direct)] = Field(default_factory=list)
     input_examples: Nothing = None
@@ -276,7 +278,7 @@ class ToolChoice(Shape):
 
 
 class Thinking(Shape):
-    """Whether the model reasons before it answers. It decides by itself how long."""
+    """Option for whether the model reasons before it answers. The model itself decides for how long."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[Whole, Field(ge=BUDGET_TOKENS_LEAST)] | None = None
@@ -294,7 +296,7 @@ class OutputConfig(Shape):
 
 
 class CountRequest(Shape):
-    """Body of POST /v1/messages/count_tokens: everything that becomes a prompt."""
+    """Body of POST /v1/messages/count_tokens: all fields that determine the prompt."""
 
     unserved: ClassVar[UnsupportedFields] = MESSAGES_UNSUPPORTED
 
@@ -315,19 +317,20 @@ class CountRequest(Shape):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """The same as `output_config.format`, by its older name."""
+    """Older name of the field `output_config.format`."""
     chat_template_kwargs: Words = Field(default_factory=dict)
-    """Variables for the chat template, in addition to `thinking`."""
+    """Variables for the chat template, in addition to those for `thinking`."""
     thread: dict[str, Any] | None = None
-    """A conversation that a server stores. None is stored here."""
+    """Reference to a conversation that Anthropic's server stores. It is refused, because none is stored here.
+    """
 
 
 class MessagesRequest(Sampled, CountRequest):
-    """Body of POST /v1/messages. The fields that all APIs share are accepted, too."""
+    """Body of POST /v1/messages. It also has the sampling fields that all APIs share."""
 
     max_tokens: Annotated[Whole, Field(ge=1)]
     stop_sequences: Annotated[list[StopString], FailFast(), Field(max_length=STOP_STRINGS_MAX)] = Field(
         default_factory=list
     )
-    """Anthropic's name for `stop`."""
+    """Stop strings, under Anthropic's name for the field `stop`."""
     stream: bool = False

@@ -1,15 +1,17 @@
-"""Translates a body of Anthropic's API into a chat request.
+"""Translation of a request of Anthropic's Messages API into a chat request.
 
-    system                      a system message
+    system                      becomes a system message
     text                        a part of a message's content
     thinking                    the message's reasoning; what only Anthropic can read is left out
     tool_use                    a tool call
     tool_result                 a message of the role tool, before the user's text beside it
-    system among the messages   written as the user's, once the conversation has begun: after the user's text,
-                                or after the last result, since a user's message ends the model's reasoning
+    system among the messages   text of the user, once the conversation has begun
 
-Consecutive messages of one role are one turn. `FieldPaths` records which path of the body each part came
-from.
+A system message within the conversation is written after the user's text. If there is none, it is written
+after the last tool result, because a user's message ends the model's reasoning.
+
+Consecutive messages of one role are one turn. `FieldPaths` records from which path of the body each part
+came.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,38 +34,42 @@ from baton.api.requests.field_paths import FieldPaths, made
 from baton.api.requests.schemas import ChatRequest, Sampled
 
 BETWEEN: Final = "\n\n"
-"""Separator of two messages that are one turn."""
+"""Separator between the texts of two messages that become one message of the chat."""
 BILLING: Final = "x-anthropic-billing-header:"
-"""Beginning of a text by which Claude Code tells Anthropic who pays. It differs in each request and comes
-first, so that no prompt would share a prefix with another."""
+"""Beginning of a system text with which Claude Code tells Anthropic the payer. Such a text is left out. It
+comes first and differs in each request, so that no two prompts would share a prefix."""
 WRONG: Final = "Error: "
-"""Prefix of a failed tool's result."""
+"""Prefix of the result of a tool that failed."""
 UNTHREADED: Final = (
     "'thread' is not supported: no conversation is kept; send the whole of it without 'thread'."
 )
-"""Error message. Its code makes the client library continue without `thread`."""
+"""Error message for a request with `thread`. The error's code makes Anthropic's client library continue
+without `thread`."""
 SHARED: Final = frozenset(Sampled.model_fields)
 OF_THE_ASSISTANT: Final = (ToolUse, ThinkingBlockParam, RedactedThinking)
 
 
 @dataclass(slots=True)
 class _ChatTurn:
-    """One message of a chat request, and the results before it."""
+    """One turn of the conversation: consecutive messages of one role, with the tool results before them."""
 
     role: str
     here: str
-    """Path of the turn's first message."""
+    """Path of the turn's first message in the request body."""
     texts: list[tuple[str, str]] = field(default_factory=list)
-    """Texts with their paths. The next fields have paths likewise."""
+    """Texts of the turn, each with its path in the request body, such as `messages[0].content[1].text`."""
     reasoning: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[ToolUse, str]] = field(default_factory=list)
     results: list[tuple[ToolResult, str]] = field(default_factory=list)
     said: bool = False
-    """Whether one of the texts is the turn's own, not the system's."""
+    """Whether one of the texts is from a message of the turn's own role, and not from a system message."""
 
 
 def translated(body: CountRequest) -> tuple[ChatRequest, FieldPaths]:
-    """Return the chat request and the caller's paths. Raises ApiError with these paths."""
+    """Return the chat request for a body, and the body's paths of its fields.
+
+    Raises ApiError, which names fields by the body's paths.
+    """
     if body.thread is not None:
         raise ApiError(400, UNTHREADED, param="thread", code="thread_unsupported_request")
     terms = FieldPaths({"tool_calls": "tool_use"})
@@ -89,7 +95,7 @@ def translated(body: CountRequest) -> tuple[ChatRequest, FieldPaths]:
 
 
 def thinks(body: CountRequest) -> bool:
-    """Whether the body asks for reasoning. Without it none is returned, as Anthropic does."""
+    """Return whether the body asks for reasoning. If not, no reasoning is returned, as in Anthropic's API."""
     return body.thinking is not None and body.thinking.type != "disabled"
 
 
@@ -123,7 +129,10 @@ def _misplaced(path: str, why: str) -> ApiError:
 
 
 def _add(turn: _ChatTurn, content: str | Sequence[Block], here: str, *, said: bool = True) -> None:
-    """Add a message to the turn. `said`: whether it is of the turn's own role."""
+    """Add the content of a message to the turn.
+
+    `here`: path of the content. `said`: whether the message has the turn's own role.
+    """
     first = len(turn.texts)
     if isinstance(content, str):
         _add_text(turn, content, here)
@@ -157,7 +166,7 @@ def _add_text(turn: _ChatTurn, text: str, path: str) -> None:
 
 
 def _messages_of(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a turn, each with its `paths`."""
+    """Yield the chat messages of a turn. `paths` in each message maps its fields to the body's paths."""
     if turn.results:
         *results, (last, path) = turn.results
         yield from (_result(result, path) for result, path in results)
@@ -183,7 +192,10 @@ def _messages_of(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
 
 
 def _result(result: ToolResult, path: str, behind: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """Return the message of a result. `behind`: texts that follow it, with their paths."""
+    """Return the chat message for a tool result.
+
+    `path`: path of the result in the body. `behind`: texts that follow the result, with their paths.
+    """
     content = result.content
     texts = [content] if isinstance(content, str) else [block.text for block in content]
     if result.is_error:
@@ -198,7 +210,10 @@ def _result(result: ToolResult, path: str, behind: Sequence[tuple[str, str]] = (
 
 
 def _paths(texts: Sequence[tuple[str, str]], first: int = 0) -> dict[str, str]:
-    """Return the paths of a message's parts."""
+    """Return the body's paths of a message's texts, by the path in the chat message.
+
+    `first`: index of the first text in the chat message.
+    """
     return {f".content[{place}].text": path for place, (_, path) in enumerate(texts, first)}
 
 
@@ -216,7 +231,10 @@ def _check_continued(message: Mapping[str, Any], path: str) -> None:
 
 
 def _thinking(body: CountRequest) -> dict[str, Any]:
-    """Return the variables of the chat template for reasoning, under both names that templates know."""
+    """Return the fields of the chat request that turn reasoning on or off.
+
+    The variable of the chat template is given under both names that templates know.
+    """
     on = thinks(body)
     words = {"enable_thinking": on, "thinking": on} | body.chat_template_kwargs
     return {"chat_template_kwargs": words, "include_reasoning": on}
@@ -251,7 +269,7 @@ def _tools(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
 
 
 def _answer_constraint(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
-    """Return the constraint of the answer and the reasoning effort."""
+    """Return the fields of the chat request for the answer's format and the reasoning effort."""
     config = body.output_config or OutputConfig()
     asked: dict[str, Any] = {} if config.effort is None else {"reasoning_effort": config.effort}
     if config.format is not None and body.output_format is not None:

@@ -20,7 +20,7 @@ from baton.api.requests.meaning import Meaning
 
 
 def messages_routes(generating: GenerationService, bodies: RequestBodies) -> APIRouter:
-    """Return `/v1/messages` and `/v1/messages/count_tokens`."""
+    """Return the routes `/v1/messages` and `/v1/messages/count_tokens`."""
     router = APIRouter()
 
     @router.post(

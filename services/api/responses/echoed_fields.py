@@ -1,4 +1,4 @@
-"""Fields of a request that its response repeats."""
+"""Fields of a request of the Responses API that its response repeats."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +24,11 @@ def head_of(
     *,
     kept: bool,
 ) -> ResponseHead:
-    """Return the fields of a `response` object that are known before its answer. `recommended`: sampling
-    parameters in use. `kept`: whether the response will be stored."""
+    """Return the fields of a `response` object that are known before its output.
+
+    `recommended`: sampling parameters in use. `created_s`: time of the request, seconds since the epoch.
+    `kept`: whether the response will be stored.
+    """
     reasoning = body.reasoning
     return {
         "id": id_,
@@ -77,7 +80,7 @@ def _choice(choice: str | ForcedTool | AllowedTools) -> str | dict[str, Any]:
 
 
 def _tools(tools: Sequence[FunctionTool | NamespaceTool | OtherTool]) -> list[dict[str, Any]]:
-    """Return the tools that are served."""
+    """Return the supported tools of a request, in the form in which its response repeats them."""
     return [_tool(tool) for tool in tools if not isinstance(tool, OtherTool)]
 
 

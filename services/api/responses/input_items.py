@@ -1,4 +1,4 @@
-"""Items of a conversation in the Responses API."""
+"""Schemas of the items of a conversation in the Responses API: messages, tool calls, results, reasoning."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -12,11 +12,11 @@ from baton.api.requests.schemas import Message, Shape, read_message, reasoning_o
 ROLES: Final = ("user", "assistant", "system", "developer")
 PARTS_MAX: Final = 8192
 NO_CALL: Final = "none"
-"""Id of the call that a result without one answers."""
+"""Call id of a tool result that comes without one."""
 
 
 def texts_of(value: Any) -> Any:
-    """Return the text of a text, or the texts of a list of parts."""
+    """Return a text unchanged, or the texts of a list of content parts. Raises PydanticCustomError."""
     if isinstance(value, list) and len(value) > PARTS_MAX:
         raise PydanticCustomError("content_part", f"it holds more than {PARTS_MAX} parts")
     return read_content(value)
@@ -36,7 +36,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageItem(Shape):
-    """A message of any role."""
+    """A conversation item with a message of any role."""
 
     type: Literal["message"]
     role: Annotated[str, AfterValidator(_role)]
@@ -44,11 +44,11 @@ class MessageItem(Shape):
     id: Id | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
-    """Phase of an assistant's message, which the model does not see."""
+    """Phase of an assistant's message. The model does not see it."""
 
 
 class CallItem(Shape):
-    """A tool call of the assistant."""
+    """A conversation item with a tool call of the assistant."""
 
     type: Literal["function_call"]
     call_id: Id
@@ -62,7 +62,7 @@ class CallItem(Shape):
 
 
 class ResultItem(Shape):
-    """The result of a tool call."""
+    """A conversation item with the result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: Id
@@ -84,7 +84,7 @@ class ReasoningText(Shape):
 
 
 class ReasoningItem(Shape):
-    """Reasoning of the assistant."""
+    """A conversation item with reasoning of the assistant."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], FailFast(), Field(max_length=CALLS_MAX)] = Field(
@@ -99,28 +99,31 @@ class ReasoningItem(Shape):
 
 
 class ReferenceItem(Shape):
-    """A reference to an item of a stored response."""
+    """A conversation item that refers to an item of a stored response."""
 
     type: Literal["item_reference"]
     id: Id
 
 
 class ChatItem(Shape):
-    """A message in another API's form."""
+    """A conversation item that is a message in another API's form."""
 
     message: Message
 
 
 CompleteItem = MessageItem | CallItem | ResultItem | ReasoningItem
-"""Items that are complete by themselves."""
+"""Conversation items that hold all of their content, unlike a reference to a stored item."""
 Item = CompleteItem | ReferenceItem
 PART_KINDS: Final = frozenset(TEXT_PARTS)
 MESSAGE_FIELDS: Final = frozenset(MessageItem.model_fields)
 
 
 def with_type(value: Any) -> Any:
-    """Return an item with its type, which a message and a reference may omit. A custom tool's call becomes
-    a function's."""
+    """Return a conversation item with its type, which a message and a reference may omit.
+
+    A call of a custom tool and its result become those of a function. A message of another API becomes a
+    ChatItem.
+    """
     if not isinstance(value, dict):
         return value
     if value.get("role") is not None and is_foreign(value, PART_KINDS):
@@ -142,7 +145,7 @@ def with_type(value: Any) -> Any:
 
 
 def few_items(value: Any) -> Any:
-    """Check the number of items before any of them is validated."""
+    """Return the list of items, or refuse one that is too long before any item is validated."""
     if not isinstance(value, list):
         raise PydanticCustomError("prompt_type", "it has to be a text or a list of items")
     if len(value) > MESSAGES_MAX:
@@ -155,7 +158,7 @@ def kind_of_input(value: Any) -> str:
 
 
 def items_of(message: Message) -> list[tuple[CompleteItem, str]]:
-    """Return the items of an answer that another API gave, each with the path of its field."""
+    """Return the items for a message in another API's form, each with the path of its field."""
     texts = message.content or ""
     content: Any = texts if isinstance(texts, str) else _parts(texts, "input_text")
     if message.role == "tool":
@@ -175,7 +178,10 @@ def items_of(message: Message) -> list[tuple[CompleteItem, str]]:
 
 
 def plain(item: CompleteItem, id_: str) -> dict[str, Any]:
-    """Return an item in the form in which it is sent. `id_`: its id if it has none."""
+    """Return a conversation item in the JSON form in which responses have it.
+
+    `id_`: id for an item that has none.
+    """
     told: dict[str, Any] = {"id": id_, **item.model_dump(exclude_none=True)}
     match item:
         case MessageItem(role="assistant"):

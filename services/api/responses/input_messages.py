@@ -1,7 +1,7 @@
-"""Messages of a chat for the items of a conversation.
+"""Chat messages for the items of a conversation in the Responses API.
 
-Consecutive reasoning, text and calls are one turn of the assistant's, in this order, which chat templates
-can show. In another order, or after another role's item, a new turn begins.
+Consecutive reasoning, text and tool calls, in this order, become one message of the assistant, which chat
+templates can show. In another order, or after another role's item, a new message begins.
 
 Pure.
 """
@@ -18,24 +18,25 @@ from baton.api.responses.signed_reasoning import NotOurs, ReasoningSigner
 
 ABOVE: Final = ("system", "developer")
 BETWEEN: Final = "\n\n"
-"""Separator of two texts of the system or the developer that become one."""
+"""Separator between the instructions and leading system or developer texts, which become one message."""
 
 
 class Placed(NamedTuple):
-    """An item with the path by which its caller wrote it."""
+    """A conversation item with its path in the request body."""
 
     item: CompleteItem
     path: str
     content: str = ""
-    """Path of a message's content, if that is no field of the item."""
+    """Path of a message's content in the request body, if the item is not written as an object there. Else
+    ""."""
 
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """A turn of the assistant's that is not finished."""
+    """A message of the assistant to which further items may be added."""
 
     place: int
-    """Index of its message."""
+    """Index of the assistant's message in the chat."""
     reasoning: list[str] = field(default_factory=list)
     said: list[str] | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -53,18 +54,24 @@ class _AssistantTurn:
 
 
 class MessageBuilder:
-    """Builds the messages of one conversation."""
+    """Builder of the chat messages of one conversation."""
 
     def __init__(self, carrier: ReasoningSigner, terms: FieldPaths) -> None:
-        """`terms`: gets the paths by which the messages were written."""
+        """Start a conversation without messages.
+
+        `carrier`: verifies signed reasoning. `terms`: gets the request body's paths of the messages.
+        """
         self._carrier = carrier
         self._paths = terms.paths
         self._messages: list[dict[str, Any]] = []
         self._open: _AssistantTurn | None = None
 
     def of(self, instructions: str | None, items: Sequence[Placed]) -> list[dict[str, Any]]:
-        """Return the messages. Leading texts of the system and the developer become one message, because
-        many chat templates accept only one. Raises ApiError."""
+        """Return the chat messages for instructions and items. Raises ApiError.
+
+        With instructions, leading texts of the system and the developer are joined to them in one message,
+        because many chat templates accept only one.
+        """
         rest: Iterable[Placed] = items
         if instructions is not None:
             texts, above = [instructions], 0
@@ -128,7 +135,7 @@ class MessageBuilder:
         turn.reasoning.append(reasoning)
 
     def _reasoning_of(self, item: ReasoningItem, path: str) -> str:
-        """Return signed reasoning, else reasoning as text, else its summary. Raises ApiError."""
+        """Return an item's reasoning: the signed one, else the text, else the summary. Raises ApiError."""
         if item.encrypted_content is not None:
             try:
                 return self._carrier.unwrap(item.encrypted_content)
@@ -165,7 +172,7 @@ def joined(texts: str | Sequence[str]) -> str:
 
 
 def _parts(content: str | list[str]) -> str | list[dict[str, str]]:
-    """Return content in the form of a chat."""
+    """Return the content of an item as the content of a chat message."""
     return content if isinstance(content, str) else [{"type": "text", "text": each} for each in content]
 
 

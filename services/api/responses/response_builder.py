@@ -1,7 +1,7 @@
-"""Builds a response item by item, with the events of each step.
+"""Builder of a response of the Responses API, item by item, with the events of each step.
 
-An answer is a list of items: reasoning, messages and calls. Each begins, grows and ends, and every step is
-an event. A reply that is not streamed is built in the same way, and its events are dropped.
+The output is a list of items: reasoning, messages and tool calls. Each item begins, grows and ends, and every
+step is an event. A reply that is not streamed is built in the same way, and its events are dropped.
 
 Pure.
 """
@@ -34,7 +34,7 @@ IN_PROGRESS: Final = "in_progress"
 
 
 class ResponseBuilder:
-    """Builder of one response."""
+    """Builder of the output items of one response, and of their events."""
 
     def __init__(
         self,
@@ -44,9 +44,12 @@ class ResponseBuilder:
         *,
         summarised: bool,
     ) -> None:
-        """`functions`: name and namespace of each function, by the name that the model knows. `carrier`:
-        signs reasoning, if the request asks for it. `summarised`: show reasoning in the place of
-        summaries."""
+        """Start a response without items.
+
+        `functions`: name and namespace of each function, by the name that the model knows. `carrier`: signs
+        reasoning, or None if the request does not ask for that. `summarised`: whether reasoning is shown in
+        the place of summaries.
+        """
         self._names = names
         self._functions = functions
         self._carrier = carrier
@@ -56,7 +59,7 @@ class ResponseBuilder:
 
     @property
     def has_open_message(self) -> bool:
-        """Whether a message is open."""
+        """Whether the item that is being written is a message."""
         return isinstance(self._open, _Message)
 
     def add_text(self, text: str, logprobs: Sequence[ChosenLogprob] = ()) -> list[ResponsesEvent]:
@@ -64,7 +67,7 @@ class ResponseBuilder:
         now = self._open
         if not isinstance(now, _Message):
             events += self.close()
-            text = text.lstrip() if self.items else text  # of a message behind another item
+            text = text.lstrip() if self.items else text  # whitespace between two items
             now = self._open = _Message(self._next("msg"), len(self.items))
             events += self._begun(now)
         return events + now.grow(text, logprobs)
@@ -81,18 +84,21 @@ class ResponseBuilder:
         return events + now.grow(text)
 
     def begin_call(self, id_: str, name: str) -> list[ResponsesEvent]:
-        """Begin a call. `name`: as the model knows it."""
+        """Begin the item of a tool call, and return the events.
+
+        `name`: name of the function as the model knows it.
+        """
         own, namespace = self._functions.get(name, (name, None))
         events = self.close()
         now = self._open = _Call(self._next("fc"), len(self.items), id_, own, namespace)
         return [*events, *self._begun(now)]
 
     def add_arguments(self, arguments: str) -> list[ResponsesEvent]:
-        """Add to the arguments of the open call."""
+        """Add text to the arguments of the tool call that is being written, and return the events."""
         return self._open.grow(arguments) if isinstance(self._open, _Call) else []
 
     def close(self, status: ItemStatus = COMPLETED) -> list[ResponsesEvent]:
-        """End the open item with this status."""
+        """End the item that is being written, with this status, and return the events."""
         now, self._open = self._open, None
         if now is None:
             return []
@@ -112,10 +118,10 @@ class ResponseBuilder:
 
 
 class _Growing(Protocol):
-    """An item that is not finished."""
+    """Interface of an output item that is being written."""
 
     place: int
-    """Index of the item."""
+    """Index of the item in the response's output."""
 
     def item(self, status: ItemStatus) -> OutputItem: ...
 
@@ -125,7 +131,7 @@ class _Growing(Protocol):
 
 
 class _Message:
-    """A message that is being written."""
+    """An output item with a message that is being written."""
 
     def __init__(self, id_: str, place: int) -> None:
         self.place = place
@@ -167,7 +173,7 @@ class _Message:
 
 
 class _Reasoning:
-    """Reasoning that is being written, shown as it is."""
+    """An output item with reasoning that is being written, shown as reasoning text."""
 
     def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None) -> None:
         self.place = place
@@ -216,7 +222,7 @@ class _Reasoning:
 
 
 class _Summary(_Reasoning):
-    """Reasoning that is being written, shown in the place of summaries."""
+    """An output item with reasoning that is being written, shown in the place of a summary."""
 
     def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None) -> None:
         super().__init__(id_, place, carrier)
@@ -243,7 +249,7 @@ class _Summary(_Reasoning):
 
 
 class _Call:
-    """A call that is being written."""
+    """An output item with a tool call that is being written."""
 
     def __init__(self, id_: str, place: int, call_id: str, name: str, namespace: str | None) -> None:
         self.place = place

@@ -1,6 +1,6 @@
 """Ids of responses and of their items.
 
-The id of an item contains its response's, so that the store finds it.
+The id of an item contains the id of its response, so that the store finds the item.
 
 Pure.
 """
@@ -15,20 +15,26 @@ OF_ITEM: Final = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_\d{1,4}")
 
 
 class ResponseIds:
-    """The ids of one response."""
+    """Ids of one response and of its items."""
 
     def __init__(self, number: str) -> None:
-        """`number`: 32 hexadecimal digits that nobody can guess."""
+        """Derive the ids from a number.
+
+        `number`: 32 hexadecimal digits that cannot be guessed.
+        """
         self._number = number
         self.answer = ANSWER + number
 
     def of_item(self, kind: str, place: int) -> str:
-        """Return the id of an item. `kind`: msg, rs or fc. `place`: index among the response's items."""
+        """Return the id of an item of the response.
+
+        `kind`: prefix of the id, which is msg, rs or fc. `place`: index among the response's items.
+        """
         return f"{kind}_{self._number}_{place}"
 
 
 def item_of(kept: ResponseStore, id_: str, owner: bytes) -> Item | None:
-    """Return the item with this id, if its response is stored."""
+    """Return the item with this id from the store, or None if its response is not stored for this owner."""
     if (known := OF_ITEM.fullmatch(id_)) is None:
         return None
     if (found := kept.find(ANSWER + known[1], owner)) is None:

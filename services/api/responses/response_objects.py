@@ -1,4 +1,4 @@
-"""Types of a response of the Responses API, of its items, and of the events that build it."""
+"""Types of a response in the Responses API, of its items, and of the events that build it."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -56,7 +56,7 @@ class OutputCall(CalledName):
     type: Literal["function_call"]
     status: ItemStatus
     arguments: str
-    """JSON text."""
+    """Arguments of the tool call, as the text of a JSON object."""
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall
@@ -99,7 +99,7 @@ class TextInUse(TypedDict):
 
 
 class ResponseHead(TypedDict):
-    """Fields of a response that are known before its answer. Most repeat the request's."""
+    """Fields of a response that are known before its output. Most of them repeat the request's fields."""
 
     id: str
     object: Literal["response"]
@@ -138,7 +138,7 @@ class ResponseAnswer(ResponseHead):
 
 class Numbered(TypedDict):
     sequence_number: NotRequired[int]
-    """Number of the event in its stream, from 0. Every event that is sent has it."""
+    """Number of the event in its stream, from 0. Every event that is sent has one."""
 
 
 class InItem(Numbered):
@@ -222,7 +222,7 @@ class ArgumentsDone(InItem):
     type: Literal["response.function_call_arguments.done"]
     name: str
     arguments: str
-    """JSON text."""
+    """Arguments of the whole tool call, as the text of a JSON object."""
 
 
 class ErrorEvent(Numbered):

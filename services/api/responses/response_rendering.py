@@ -1,4 +1,4 @@
-"""Answers of the Responses API, whole and as events."""
+"""Rendering of answers of the Responses API, as a whole or as a stream of events."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -36,15 +36,17 @@ CUT_OFF: Final[IncompleteDetails] = {"reason": "max_output_tokens"}
 RATE_STATUS: Final = 429
 
 Keep = Callable[[Mapping[str, Any]], bool]
-"""Stores a response that ended by itself. Returns whether it was stored."""
+"""Function that stores a response which ended without an error. It returns whether the response was stored.
+"""
 
 
 class ResponsesRendering:
-    """One `response` object, or the events that build it."""
+    """Renderer of one answer as a `response` object, or as the events that build it."""
 
     framing = NAMED
     text_alone = False
-    """False, because each event has its own number."""
+    """Whether a delta of text gives events with nothing but the text. It does not, because each event has its
+    own number."""
 
     def __init__(
         self,
@@ -56,8 +58,11 @@ class ResponsesRendering:
         *,
         logprobs: bool,
     ) -> None:
-        """`head`: fields of the response that are known before its answer. `now_s`: the wall clock,
-        seconds."""
+        """Start a response.
+
+        `head`: fields of the response that are known before its output. `making`: builder of its items.
+        `keep`: stores the response. `now_s`: function that returns the wall-clock time, seconds.
+        """
         self._head = head
         self._making = making
         self._keep = keep
@@ -68,7 +73,7 @@ class ResponsesRendering:
         self._waiting: list[ChosenLogprob] = []
         """Log-probabilities of tokens whose text is not certain yet."""
         self._apart = False
-        """Whether the last part was reasoning or a call."""
+        """Whether the last part of the answer was reasoning or a tool call."""
         self._finish: FinishReason | None = None
         self._events = 0
 
@@ -85,7 +90,7 @@ class ResponsesRendering:
         )
 
     def logprobs(self, delta: Delta) -> ContentLogprobs | None:
-        """Return log-probabilities of the content. Those of reasoning, calls and marks are not shown."""
+        """Return the log-probabilities of a delta's content, without those of reasoning and tool calls."""
         if not self.shows_logprobs:
             return None
         own = chat_logprobs(delta.tokens, self._tokenizer, self._token_text)["content"]
@@ -117,10 +122,10 @@ class ResponsesRendering:
         return self._numbered([{"type": "response.incomplete", "response": response}])
 
     def failure(self, error: ApiError) -> list[ResponsesEvent]:
-        """Return the chunks after a failure. Unfinished items are shown as they are.
+        """Return the events after a failure. Unfinished items are shown as they are.
 
-        The error is sent in two events, because some clients wait for the one and some for the other. The
-        opening events come first if they were not sent: clients refuse a stream without them.
+        The error is sent in two events, because some clients wait for the one and some for the other. If the
+        opening events were not sent, they come first: clients refuse a stream without them.
         """
         opened = [] if self._events else self._opened()
         self._making.close(INCOMPLETE)
@@ -150,8 +155,11 @@ class ResponsesRendering:
         logprobs: Sequence[ChosenLogprob],
         finish: FinishReason | None,
     ) -> list[ResponsesEvent]:
-        """Return the events of the parts. `logprobs`: of the first text among them, or of the end of the
-        last one."""
+        """Add parts of the answer to the response, and return the events.
+
+        `logprobs`: log-probabilities of the first text among the parts, or of the last message's end.
+        `finish`: reason why the answer ended, or None.
+        """
         making, events = self._making, list[ResponsesEvent]()
         for part in parts:
             match part:

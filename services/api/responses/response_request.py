@@ -1,6 +1,6 @@
 """Schema of a request of the Responses API.
 
-It has OpenAI's fields for texts and functions, and the sampling fields of the other routes.
+It has OpenAI's fields for texts and functions, and the sampling fields that all routes share.
 """
 
 import re
@@ -40,7 +40,7 @@ ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 METADATA_MAX: Final = 16
 METADATA_NAME_CHARS_MAX: Final = 64
 METADATA_CHARS_MAX: Final = 512
-"""OpenAI's bounds of metadata."""
+"""Most characters of one value in `metadata`. This bound and the two before it are OpenAI's."""
 
 
 def _included(value: str) -> str:
@@ -70,13 +70,13 @@ def _few_tools(value: Any) -> Any:
 
 
 def _tool_kind(value: Any) -> str:
-    """Return the tag of a tool's schema, by its type."""
+    """Return the tag that selects the schema of a tool, by the tool's type."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if kind in ("function", "namespace") else "other" if isinstance(kind, str) else "function"
 
 
 def _inner_kind(value: Any) -> str:
-    """Return the tag of the schema of a tool in a namespace."""
+    """Return the tag that selects the schema of a tool in a namespace."""
     kind = _tool_kind(value)
     return "other" if kind == "namespace" else kind
 
@@ -91,9 +91,10 @@ class FunctionTool(Function):
 
 
 class OtherTool(BaseModel):
-    """A tool of a type that is not served: one that a server runs, or one without a schema.
+    """A tool of a type that is not supported: one that a server runs, or one without a schema.
 
-    It is left out if its caller marks it optional, or if an agent always sends it. Else it is refused.
+    It is left out if the request marks it as optional, or if the client is an agent that always sends it.
+    Otherwise it is refused.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -103,13 +104,13 @@ class OtherTool(BaseModel):
 
     @property
     def title(self) -> str:
-        """Type and name of the tool, for a header."""
+        """Type and name of the tool, for a response header."""
         text = self.type if self.name is None else f"{self.type} {self.name}"
         return re.sub(r"[^!-+\--~ ]", "?", text)
 
 
 class NamespaceTool(Shape):
-    """Functions under one name."""
+    """A group of functions under the name of a namespace."""
 
     type: Literal["namespace"]
     name: Id
@@ -138,7 +139,7 @@ Tools = Annotated[list[AnyTool], FailFast(), BeforeValidator(_few_tools)]
 
 
 class AdditionalTools(Shape):
-    """An item with tools, as Codex sends it."""
+    """A conversation item that adds tools, as Codex sends it."""
 
     type: Literal["additional_tools"]
     role: str = "developer"
@@ -182,17 +183,18 @@ class ReasoningConfig(Shape):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The same as `summary`, by its older name."""
+    """Older name of the field `summary`."""
     context: Literal["auto", "all_turns"] | None = None
-    """Reasoning of earlier turns for the model: all that is sent, as far as its chat template shows it."""
+    """Which reasoning of earlier turns the model sees. Here it sees all that is sent and that its chat
+    template shows."""
     mode: Literal["standard"] | None = None
 
 
 class ResponseStreamOptions(Shape):
     include_usage: bool = False
-    """Ignored: the last event always has the usage."""
+    """Whether a stream has the usage. The field is ignored, because the last event always has it."""
     include_obfuscation: bool = False
-    """Padding against traffic analysis, which is never added here."""
+    """Whether events are padded against traffic analysis. Here they never are."""
 
 
 class ResponsesRequest(Sampled):
@@ -202,12 +204,12 @@ class ResponsesRequest(Sampled):
 
     input: Input
     instructions: str | None = None
-    """Instructions of this response alone. One that continues it does not inherit them."""
+    """Instructions for this response alone. A response that continues it does not inherit them."""
     previous_response_id: Id | None = None
     model: str | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
-    """Most calls of tools that a server runs. None are run here."""
+    """Most calls of tools that a server runs. It has no effect, because no tools are run here."""
     top_logprobs: Logprobs | None = None
     include: Annotated[list[Annotated[str, AfterValidator(_included)]], FailFast(), Field(max_length=64)] = (
         Field(default_factory=list)
@@ -222,31 +224,33 @@ class ResponsesRequest(Sampled):
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
-    """Nothing is cut to make a conversation fit. With `auto` the error says so."""
+    """Whether a conversation is cut to fit the context. Here nothing is cut, and with `auto` the error says
+    so."""
     store: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: Words = Field(default_factory=dict)
     user: str | None = None
-    """This field and the next three concern the platform. The response repeats them."""
+    """Identifier of the client's end user. This field and the next three concern the platform, and the
+    response repeats them."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
 
     @property
     def summary(self) -> str | None:
-        """Form in which reasoning is summarised, by either name."""
+        """Form in which the request wants reasoning summarised, by either name of the field."""
         return self.reasoning.summary or self.reasoning.generate_summary
 
     def tool_lists(self) -> Iterator[tuple[str, Sequence["FunctionTool | NamespaceTool | OtherTool"]]]:
-        """Yield all lists of tools, each with its path."""
+        """Yield all lists of tools in the request, each with its path in the body."""
         yield "tools", self.tools
         for place, item in enumerate(() if isinstance(self.input, str) else self.input):
             if isinstance(item, AdditionalTools):
                 yield f"input[{place}].tools", item.tools
 
     def functions(self) -> Iterator[tuple[FunctionTool, NamespaceTool | None, str]]:
-        """Yield each function with its namespace and its path."""
+        """Yield each function of the request with its namespace and its path. A repeated one comes once."""
         seen: list[tuple[FunctionTool, str | None]] = []
         for path, tools in self.tool_lists():
             for function, namespace, where in _functions(tools, path):
@@ -257,7 +261,7 @@ class ResponsesRequest(Sampled):
                 yield function, namespace, where
 
     def other_tools(self) -> Iterator[tuple[OtherTool, str]]:
-        """Yield the tools that are not served, each with its path."""
+        """Yield the tools of the request that are not supported, each with its path in the body."""
         for path, tools in self.tool_lists():
             for place, tool in enumerate(tools):
                 if isinstance(tool, OtherTool):

@@ -1,9 +1,9 @@
-"""Store of responses that later requests may name.
+"""Store of responses that later requests may refer to.
 
 A client may leave its history to the server: it names the response that it continues, or one of its items.
-The newest responses are stored in memory, within two bounds. Callers with API keys find only their own. If
-there is no space, the key with most of it loses its least recently used response, so that no key takes the
-space of one that has less.
+The newest responses are stored in memory, bounded by their number and by their bytes. Callers with API keys
+find only their own. If there is no space, the API key with the largest share loses its least recently used
+response. So no key takes the space of one that has less.
 """
 
 from collections import OrderedDict
@@ -14,14 +14,14 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 FRAME_BYTES: Final = 512
-"""Approximate bytes of a stored response in addition to its texts."""
+"""Approximate memory of a stored response in addition to its JSON, bytes."""
 
 Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response and the items that its model read, as bytes, whose size is known."""
+    """One stored response and the input items that it answers, both as JSON bytes."""
 
     answer: bytes
     items: bytes
@@ -31,30 +31,33 @@ class StoredResponse:
         return len(self.answer) + len(self.items) + FRAME_BYTES
 
     def whole(self) -> dict[str, Any]:
-        """Return the response as it was sent."""
+        """Return the response as it was sent to the client."""
         answer: dict[str, Any] = from_json(self.answer)
         return answer
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the items that it answered."""
+        """Return the input items that the response answers."""
         items: list[dict[str, Any]] = from_json(self.items)
         return items
 
 
 @dataclass(slots=True)
 class _Owned:
-    """Responses of one owner, the least recently used first."""
+    """Stored responses of one owner (an API key), the least recently used first."""
 
     answers: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
-    """Size in bytes."""
+    """Size of the owner's stored responses, bytes."""
 
 
 class ResponseStore:
-    """The stored responses of one process. Used from one event loop."""
+    """Store of the responses of one process, in memory. Used from one event loop."""
 
     def __init__(self, most: int, bytes_max: int) -> None:
-        """`most`: number of responses; 0 stores none. `bytes_max`: their size."""
+        """Create an empty store.
+
+        `most`: most responses; 0 stores none. `bytes_max`: most bytes of all responses.
+        """
         self._most = most
         self._bytes_max = bytes_max
         self._owners: dict[bytes, _Owned] = {}
@@ -66,17 +69,19 @@ class ResponseStore:
 
     @property
     def size(self) -> int:
-        """Size of all responses in bytes."""
+        """Size of all stored responses, bytes."""
         return self._bytes
 
     @property
     def takes(self) -> bool:
-        """Whether any response is stored at all."""
+        """Whether the store accepts any response at all."""
         return self._most > 0
 
     def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> bool:
-        """Store a response under its id, if there is space, and return whether it was stored. `items`: what
-        it answered."""
+        """Store a response under its id, if there is space. Return whether it was stored.
+
+        `items`: input items that the response answers. `owner`: identifier of the caller.
+        """
         kept = StoredResponse(to_json(answer), to_json(items))
         if kept.size > self._bytes_max or not self._most:
             return False
@@ -91,7 +96,7 @@ class ResponseStore:
         return owner in self._owners and answer["id"] in self._owners[owner].answers
 
     def find(self, id_: str, owner: bytes) -> StoredResponse | None:
-        """Return the owner's response with this id, or None. It counts as used."""
+        """Return the owner's response with this id, or None. The response counts as just used."""
         owned = self._owners.get(owner)
         if owned is None or id_ not in owned.answers:
             return None
@@ -99,14 +104,14 @@ class ResponseStore:
         return owned.answers[id_]
 
     def forget(self, id_: str, owner: bytes) -> bool:
-        """Delete a response. Returns whether it was there."""
+        """Delete the owner's response with this id. Return whether it was stored."""
         if self.find(id_, owner) is None:
             return False
         self._remove(id_, owner)
         return True
 
     def _share(self, owned: "_Owned") -> float:
-        """Return the part of the space that an owner has: the larger one of number and bytes."""
+        """Return the fraction of the store that an owner uses, by number or by bytes, whichever is larger."""
         return max(len(owned.answers) / self._most, owned.size / self._bytes_max)
 
     def _remove(self, id_: str, owner: bytes) -> None:

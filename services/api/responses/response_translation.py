@@ -1,4 +1,4 @@
-"""Translates a request of the Responses API into a chat request.
+"""Translation of a request of the Responses API into a chat request.
 
 Later errors of the chat request name the fields of the original body.
 """
@@ -40,11 +40,15 @@ SAME: Final[Mapping[str, str]] = {
     "response_format.json_schema": "text.format",
     "tool_calls": "function_call",
 }
-"""Fields of the Responses API, by a chat request's."""
+"""Field of the Responses API, by the chat request's field that it becomes, so that errors can name the
+former."""
 
 
 def looked_up(body: ResponsesRequest, kept: ResponseStore, owner: bytes) -> list[Placed]:
-    """Return all items of the conversation, stored ones included. Raises ApiError."""
+    """Return all items of the conversation, including stored ones. Raises ApiError.
+
+    `kept`: store of responses. `owner`: identifier of the caller, whose stored responses are found.
+    """
     items = [*_before(body, kept, owner), *_own(body, kept, owner)]
     if not items:
         raise invalid("input", "'input' is empty, and there is nothing before it.")
@@ -91,7 +95,7 @@ def _why_not(kept: ResponseStore) -> str:
 
 
 def _read(item: Mapping[str, Any]) -> CompleteItem:
-    """Return an item that was sent or answered before. Raises ApiError."""
+    """Return the validated form of an item that was received or generated before. Raises ApiError."""
     try:
         return TOLD.validate_python(item)
     except ValidationError as error:
@@ -100,7 +104,7 @@ def _read(item: Mapping[str, Any]) -> CompleteItem:
 
 
 def functions_of(body: ResponsesRequest) -> dict[str, tuple[str, str | None]]:
-    """Return name and namespace of each function, by the name that the model knows."""
+    """Return the name and the namespace of each function, by the name that the model knows."""
     told = {}
     for function, namespace, _ in body.functions():
         space = None if namespace is None else namespace.name
@@ -111,8 +115,11 @@ def functions_of(body: ResponsesRequest) -> dict[str, tuple[str, str | None]]:
 def chat_of(
     body: ResponsesRequest, items: Sequence[Placed], carrier: ReasoningSigner, terms: FieldPaths
 ) -> ChatRequest:
-    """Return the chat request, without fields that only the form of the response depends on. Raises
-    ApiError, to be translated by `terms`."""
+    """Return the chat request for a body and the items of its conversation.
+
+    Fields that only affect the form of the response are left out. Raises ApiError with the chat request's
+    field names, which `terms` translates.
+    """
     terms.paths |= SAME
     logprobs = LOGPROBS in body.include
     if body.top_logprobs and not logprobs:
@@ -151,9 +158,10 @@ def _tools(body: ResponsesRequest, terms: FieldPaths) -> Iterator[dict[str, Any]
 
 
 def dropped_tools(body: ResponsesRequest, *, is_codex: bool) -> list[str]:
-    """Return the tools that are left out, for a header. Raises ApiError for one that may not be.
+    """Return the names of the tools that are left out of the chat request, for a response header.
 
-    `is_codex`: whether the caller is Codex, which sends tools of OpenAI's servers to every server.
+    `is_codex`: whether the client is Codex, which sends tools of OpenAI's servers to every server. Raises
+    ApiError for a tool that may not be left out.
     """
     dropped = []
     for tool, path in body.other_tools():
@@ -167,7 +175,7 @@ def dropped_tools(body: ResponsesRequest, *, is_codex: bool) -> list[str]:
 
 @contextmanager
 def nothing_dropped(body: ResponsesRequest) -> Iterator[None]:
-    """Let the error of a conversation that is too long say that `truncation` cuts nothing."""
+    """Within this block, add to the error of a too long conversation that `truncation` cuts nothing."""
     try:
         yield
     except ApiError as error:
@@ -190,8 +198,10 @@ def _function(function: FunctionTool, namespace: NamespaceTool | None) -> dict[s
 
 
 def _choice(body: ResponsesRequest) -> str | ForcedTool | AllowedTools:
-    """Return the tool choice by the names that the model knows. A function of a namespace may be named
-    without it, if the name is unique."""
+    """Return the tool choice of a request, with the function names that the model knows.
+
+    A function of a namespace may be named without the namespace, if its name is unique.
+    """
     choice = body.tool_choice
     match choice:
         case ForcedTool(name):
@@ -210,7 +220,7 @@ def _named(body: ResponsesRequest, name: str) -> str:
 
 
 def _format(asked: TextFormat | None) -> dict[str, Any] | None:
-    """Return the constraint of the answer. Raises ApiError."""
+    """Return the `response_format` of the chat request, or None. Raises ApiError."""
     if asked is None or asked.type == "text":
         return None
     if asked.type == "json_object":
@@ -223,6 +233,6 @@ def _format(asked: TextFormat | None) -> dict[str, Any] | None:
 
 
 def _words(body: ResponsesRequest) -> dict[str, Any]:
-    """Return variables for the chat template. Verbosity is one of them."""
+    """Return the variables for the chat template. The verbosity of the text is one of them."""
     verbosity = body.text.verbosity
     return ({} if verbosity is None else {"verbosity": verbosity}) | body.chat_template_kwargs

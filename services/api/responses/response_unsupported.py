@@ -1,4 +1,4 @@
-"""Fields of the Responses API that are ignored or refused by name."""
+"""Fields of the Responses API that are ignored, or refused by name."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,7 +9,7 @@ from baton.api.requests.unsupported_fields import OPENAI_UNSUPPORTED, Unsupporte
 IGNORED: Final = frozenset(
     ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")
 )
-"""Ignored fields, which concern the platform around a model."""
+"""Request fields that are ignored, because they concern the platform around a model."""
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "context_management": ([],),
@@ -19,7 +19,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "prompt": (),
 }
-"""Fields that are not served, with the values that ask for nothing else than the default."""
+"""Request fields that are not supported, with the values that are accepted because they change nothing."""
 _OF_A_BODY: Final = {
     *("access_programs", "background_options", "enable_response_messages", "image"),
     *("previous_input_messages", *ChatRequest.model_fields, *OPENAI_UNSUPPORTED.harmless),
@@ -30,7 +30,7 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
     "tools.[]": frozenset({"async", "function", "cache_control", "format"}),
     "tools.[].tools.[]": frozenset({"async", "function", "format"}),
 }
-"""Fields of this and other APIs that are refused as known, by the path of their object."""
+"""Request fields of this and other APIs that are refused by name, by the path of the object that has them."""
 INSTEAD: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_output_tokens",
     "max_new_tokens": "max_output_tokens",
@@ -46,5 +46,5 @@ INSTEAD: Final[Mapping[str, str]] = {
     "system": "instructions",
     "verbosity": "text.verbosity",
 }
-"""Field that means the same here."""
+"""Supported request field of the same meaning, by the refused field. Errors suggest it."""
 RESPONSES_UNSUPPORTED: Final = UnsupportedFields(IGNORED, HARMLESS, KNOWN, INSTEAD)

@@ -54,7 +54,7 @@ from baton.runtime.clock import Clock
 NUMBER_BYTES: Final = 16
 LIST_DEFAULT: Final = 20
 LIST_MAX: Final = 100
-"""OpenAI's bounds of a page."""
+"""Most items of one page of a response's input items, as in OpenAI's API."""
 
 
 def response_routes(
@@ -65,7 +65,10 @@ def response_routes(
     kept: ResponseStore,
     carrier: ReasoningSigner,
 ) -> APIRouter:
-    """Return the routes that compute. `carrier`: signs reasoning that clients carry."""
+    """Return the routes that generate a response or count the tokens of its prompt.
+
+    `kept`: store of responses. `carrier`: signer of the reasoning that clients store and send back.
+    """
     router = APIRouter()
     renderings = _Renderings(model, clock, kept, carrier)
 
@@ -104,7 +107,7 @@ def response_routes(
 
 @dataclass(frozen=True, slots=True)
 class _Renderings:
-    """Makes the renderings of responses."""
+    """Factory of the objects that render responses."""
 
     model: Model
     clock: Clock
@@ -119,7 +122,10 @@ class _Renderings:
         exchange: HttpExchange,
         _: Meaning,
     ) -> ResponsesRendering:
-        """Return the rendering of one response. `items`: what it answers."""
+        """Return the object that renders one response.
+
+        `items`: items of the conversation that the response answers.
+        """
         kept, model, owner = self.kept, self.model, owner_in(request.scope)
         number = secrets.token_hex(NUMBER_BYTES) if exchange.has_own_id else exchange.request_id
         names, keeps = ResponseIds(number), body.store and kept.takes
@@ -145,7 +151,7 @@ class _Renderings:
 
 
 def stored_response_routes(kept: ResponseStore) -> APIRouter:
-    """Return the routes of stored responses."""
+    """Return the routes that read or delete stored responses."""
     router = APIRouter()
 
     @router.get("/v1/responses/{id}", **describe(answers=ResponseAnswer, statuses=NAMING))

@@ -1,7 +1,8 @@
-"""Signatures of reasoning that clients send back.
+"""Signatures of reasoning that clients store and send back.
 
-A client that stores its own history carries a model's reasoning in `encrypted_content`. It is signed, so
-that nobody can invent reasoning of the model. It is not encrypted: the answer shows it.
+A client that stores its own history sends a model's reasoning back in `encrypted_content`. The reasoning is
+signed, so that a client cannot invent reasoning of the model. It is not encrypted, because the answer shows
+it anyway.
 
 Pure.
 """
@@ -12,18 +13,18 @@ import hmac
 from typing import Final
 
 MARK: Final = "baton1."
-"""Prefix of all of them: the format and its version."""
+"""Prefix of all signed reasoning: the name and the version of the format."""
 DIGEST: Final = "sha256"
 DIGEST_BYTES: Final = 32
 KEY_BYTES: Final = 32
 
 
 class NotOurs(ValueError):
-    """It was not signed by this key, or it was changed."""
+    """Error: reasoning was not signed with this server's key, or it was changed."""
 
 
 class ReasoningSigner:
-    """Signs with one key. Processes with the same key accept each other's signatures."""
+    """Signer of reasoning with one key. Processes with the same key accept each other's signatures."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -33,7 +34,7 @@ class ReasoningSigner:
         return MARK + base64.urlsafe_b64encode(self._sign(text) + text).decode()
 
     def unwrap(self, carried: str) -> str:
-        """Return the reasoning. Raises NotOurs."""
+        """Return the text of signed reasoning. Raises NotOurs if the signature is not valid."""
         if not carried.startswith(MARK):
             raise NotOurs
         try:
