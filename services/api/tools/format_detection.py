@@ -152,7 +152,7 @@ def answer_parser(
 
 
 def _special_tokens(tokenizer: Tokenizer, markup: OutputMarkup) -> dict[int, str]:
-    """Return the special tokens that occur in the marks of a markup, as text by token id."""
+    """Return the special tokens that occur in a format's marks (such as `<tool_call>`), by token id."""
     marks = markup.marks
     return {
         id_: text for id_, text in tokenizer.special.items() if text and any(text in mark for mark in marks)

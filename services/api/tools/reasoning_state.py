@@ -9,8 +9,7 @@ from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.parsing.output_markup import OutputMarkup, RegionKind
 
 TAIL_TOKENS: Final = 16
-"""Number of tokens at a prompt's end in which an opening or closing reasoning mark (`<think>`) is looked for.
-"""
+"""Number of tokens at a prompt's end in which a mark of reasoning (`<think>` or `</think>`) is looked for."""
 
 
 class ReasoningState(Enum):

@@ -36,7 +36,7 @@ def call_rule(
     term: Callable[[str], str],
     rules: list[str],
 ) -> str:
-    """Return the grammar rule of a tool call after its opening mark.
+    """Return the grammar rule of a tool call after its opening mark, such as `<tool_call>`.
 
     The rules of its arguments are added to `rules`. `index`: index of the tool. `term`: function that writes
     a mark or a text as a grammar needs it. Raises InexpressibleArguments.
@@ -113,7 +113,7 @@ def _one_of(values: Any, closes: str, term: Callable[[str], str]) -> str:
 
 
 def text_up_to(mark: str, name: str, term: Callable[[str], str], rules: list[str]) -> str:
-    """Return the grammar expression for any text without `mark`, followed by `mark`.
+    """Return the grammar expression for any text up to a mark, such as `</think>`, and the mark itself.
 
     `name`: name of the rule that is added to `rules`. `term`: function that writes a mark as a grammar needs
     it.

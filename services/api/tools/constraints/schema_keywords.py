@@ -53,8 +53,8 @@ TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "on
 IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "contains"}
 )
-"""Schema keywords that apply other schemas to the same value, or evaluate its items. Beside them,
-`unevaluated…` keywords cannot be rewritten."""
+"""Schema keywords that apply other schemas to the same value, or evaluate its items. A schema with one of
+them keeps its `unevaluated…` keywords."""
 BOUND: Final = 2**63 - 1024
 """Largest absolute value of a numeric bound that the grammar library takes. A larger bound is narrowed to it.
 """
@@ -220,7 +220,7 @@ def _without_types(rest: Keywords, types: frozenset[str]) -> Keywords | bool | N
 
 
 def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
-    """Return the schema `rest` without these values, or None if it cannot express that."""
+    """Return the schema `rest` with these values excluded, or None if no keyword can express that."""
     if "enum" in rest:
         left = [each for each in rest["enum"] if not any(is_equal(each, value) for value in values)]
         return {**rest, "enum": left} if left else False
@@ -235,9 +235,9 @@ def _types(schema: Mapping[str, Any]) -> list[str]:
 
 
 def without_unevaluated(schema: Keywords) -> Keywords:
-    """Replace `unevaluatedProperties` and `unevaluatedItems` by keywords that mean the same here.
+    """Replace `unevaluatedProperties` and `unevaluatedItems` by `additionalProperties` and `items`.
 
-    These are `additionalProperties` and `items`. It is possible if no other keyword evaluates the same parts.
+    This is done only if no other keyword of the schema evaluates the same properties or items.
     """
     made = schema
     for word, others in (

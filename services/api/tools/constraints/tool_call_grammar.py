@@ -33,7 +33,7 @@ NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "a
 BLANKS: Final = r"BLANKS: /[ \n]{1,4}/"
 
 Term = Callable[[str], str]
-"""Function that writes a mark or a text as a grammar needs it: as a token id, or as a quoted string."""
+"""Function that writes a mark (such as `<tool_call>`) or a text for a grammar: as a token id or a string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def constrained_format(
 ) -> NamedFormat:
     """Return the format in which constrained tool calls are written.
 
-    It is the model's own format if its arguments are JSON. It is also the model's own if a call is optional,
-    because its opening mark then shows whether there is a call. It is Hermes' format otherwise.
+    It is the model's own format if its arguments are JSON, or if a call is optional: then the opening mark of
+    the model's format shows whether there is a call. It is Hermes' format otherwise.
     `own`: format of the model's tool calls, or None if it is not known.
     `template`: source of the chat template.
     `constrain_text`: whether text that is not a tool call is constrained, too.
@@ -255,12 +255,15 @@ def _check_format(tools: ToolOptions, own: NamedFormat | None, named: NamedForma
 
 
 def _term(tokenizer: Tokenizer) -> Term:
-    """Return the function that writes marks and texts for a grammar. One-token marks are written as ids."""
+    """Return the function that writes a mark or a text for a grammar. A mark of one token becomes its id."""
     return lambda text: f"<[{tokenizer.added[text]}]>" if text in tokenizer.added else json.dumps(text)
 
 
 def _text_rules(mark: str, term: str) -> list[str]:
-    """Return two grammar rules: `until` is any text up to the mark, and `TEXT` is a text without the mark."""
+    """Return two grammar rules: `until` is any text up to the mark, and `TEXT` is a text without the mark.
+
+    The mark opens a tool call, such as `<tool_call>`.
+    """
     if term.startswith("<["):
         return [f"until: TEXT? {term}", "TEXT: /(?s:.+)/"]
     plain = literal_regex(mark)

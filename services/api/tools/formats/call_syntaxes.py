@@ -1,4 +1,4 @@
-"""Syntaxes of tool calls after their opening mark: how they begin, and the parsers of those without JSON.
+"""Syntaxes in which tool calls follow their opening mark: how each begins, and parsers for those not in JSON.
 
 Pure.
 """
@@ -13,7 +13,7 @@ from baton.api.tools.parsing.output_markup import CallSyntax, ParsedCalls, Prefi
 from baton.api.tools.parsing.output_parts import CompleteToolCall, MalformedToolCall, ToolSchemas
 
 TEXT_TYPES: Final = ("true", "string")
-"""Values of a tag's type attribute that declare a string argument, in the tags of DeepSeek and Kimi."""
+"""Values of an XML-like tag's type attribute that declare a string argument (DeepSeek, Kimi)."""
 NAME_BEFORE_TAGS: Final = re.compile(rf"{tagged_calls.NAME}\s{{0,16}}")
 BARE_NAME: Final = re.compile(r"<function=(?P<name>[^<>\s]{1,256})(?P<ends>\s{0,16}>\s{0,16})?")
 PYTHON_END: Final = "<|python_end|>"
@@ -39,7 +39,7 @@ def _begins_with_name(text: str, _: ToolSchemas) -> PrefixMatch:
 
 
 def _begins_bare(text: str, schemas: ToolSchemas) -> PrefixMatch:
-    """Return whether the text begins with `<function=` and an offered tool, without a mark before it."""
+    """Return whether the text begins with `<function=` and the name of an offered tool."""
     if begins_with(text, "<function=") is not PrefixMatch.YES:
         return begins_with(text, "<function=")
     found = BARE_NAME.match(text)

@@ -31,7 +31,7 @@ OTHER_CHANNEL_BEGUN: Final = re.compile(r"\s*|\s*[\w.=]*|\w{1,64}\s+(?:|t|to|to=
 
 
 def head_begins(text: str, last: bool) -> PrefixMatch:
-    """Return whether the text after a message head's first mark begins as a head does.
+    """Return whether the text after `<|start|>` or `<|channel|>` begins as a message's head (header) does.
 
     `last`: whether the text is all of the answer, so that a head may be cut off.
     """

@@ -46,7 +46,7 @@ def objects(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def bare(_: str, body: str, schemas: ToolSchemas) -> list[CompleteToolCall]:
-    """Parse tool calls that are JSON objects without a mark (Llama 3). Each has to name an offered tool."""
+    """Parse tool calls that are JSON objects without a tag (Llama 3). Each has to name an offered tool."""
     calls = _objects(body)
     if any(call.name not in schemas for call in calls):
         _fail(body)

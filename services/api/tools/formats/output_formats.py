@@ -309,8 +309,7 @@ TOOL_CALL_FORMATS: Final = (
         JsonCallLayout(('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), is_unmarked=True),
     ),
 )
-"""Formats of tool calls, in the order in which a chat template is searched for their marks: rare marks first.
-"""
+"""Formats of tool calls. A chat template is searched for them in this order, those with rare marks first."""
 
 REASONING_FORMATS: Final = (
     NamedFormat(

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from baton.api.tools.parsing.output_parts import AnswerParser, CompleteToolCall, OutputPart
 
 IN_REASONING_MAX: Final = 8
-"""Most opening marks of tool calls in one answer's reasoning that may turn out to be text. Later ones are
-taken as text at once."""
+"""Most marks of tool calls (such as `<tool_call>`) in one answer's reasoning that may turn out to be plain
+text. Later ones are taken as text at once."""
 
 
 class CallParser(AnswerParser, Protocol):

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 def first_mark(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str | None]:
     """Return the index of the first mark in a text, and the mark: the longest one if several begin there.
 
-    If there is no mark, returns the index from which on one may be beginning, and None.
+    A mark is a text such as `<tool_call>`. If there is none, returns the index from which on one may be
+    beginning, and None.
     `last`: whether the text is all of the answer, so that no mark is cut off.
     """
     open_from = (
@@ -35,6 +36,6 @@ def _partial_mark_at(text: str, mark: str) -> int:
 
 
 def cut_off_at(text: str, marks: Sequence[str]) -> int:
-    """Return the index of a mark that the end of the text cuts off, or the text's length if there is none."""
+    """Return the index of a mark (`<tool_call>`, for example) that the text's end cuts off, or its length."""
     beginnings = (length for mark in marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
     return len(text) - max(beginnings, default=0)

@@ -29,7 +29,7 @@ from baton.api.tools.parsing.output_parts import (
 )
 
 LAYOUT_MAX: Final = 256
-"""Most characters of whitespace between an opening mark and its tool call."""
+"""Most characters of whitespace between an opening mark (such as `<tool_call>`) and its tool call."""
 
 
 @dataclass(slots=True)
@@ -161,9 +161,10 @@ def choose_syntax(
 
 
 def head_counts(markup: OutputMarkup, mark: str, text: str, *, last: bool) -> PrefixMatch:
-    """Return whether the mark at the beginning of a text counts as a mark.
+    """Return whether the mark at the beginning of a text is a real mark, or plain text.
 
-    An opening mark before a head (a message header) counts only if a head follows it.
+    Some formats have marks such as `<|start|>` before a message header. They are real only if a header
+    follows.
     """
     for region in markup.regions:
         if mark in region.opens and region.head_begins is not None:

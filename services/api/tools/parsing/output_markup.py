@@ -28,7 +28,7 @@ MalformedToolCall."""
 
 
 class ParsedCalls(NamedTuple):
-    """Tool calls at the beginning of a text, which may go on after them."""
+    """Tool calls at the beginning of a text, and the index at which they end."""
 
     calls: Sequence[CompleteToolCall]
     end: int
@@ -55,9 +55,9 @@ class CallSyntax:
     begins: Callable[[str, ToolSchemas], PrefixMatch] = _any_begins
     """Function that tests whether a text, without leading whitespace, begins in this syntax of tool calls."""
     parse_ahead: Callable[[str, ToolSchemas, bool], ParsedCalls | None] | None = None
-    """Parser of tool calls that are not JSON, whose arguments may contain marks. It takes the text, the
-    tools' schemas, and whether the text is all of the answer. None for JSON, in whose strings marks are plain
-    text."""
+    """Parser of tool calls that are not JSON, whose arguments may contain marks such as `</tool_call>`. It
+    takes the text, the tools' schemas, and whether the text is all of the answer. None for JSON, in whose
+    strings marks are plain text."""
 
 
 JSON_SYNTAX = CallSyntax()
@@ -74,32 +74,33 @@ class TextRegion:
     kind: RegionKind
     opens: tuple[str, ...]
     closes: tuple[str, ...] = ()
-    """Marks that end this region of an answer and belong to it. Empty if the region lasts to the end of the
-    answer."""
+    """Marks (such as `</think>`) that end this region of an answer and belong to it. Empty if the region
+    lasts to the end of the answer."""
     until: tuple[str, ...] = ()
-    """Marks that end this region of an answer and belong to the text after it."""
+    """Marks (such as `<tool_call>`) that end this region of an answer and belong to the text after it."""
     head: str = ""
     """Mark between the head of a region (a message header) and its body. Empty if the region has no head."""
     head_begins: Callable[[str, bool], PrefixMatch] | None = None
     """Function that tests whether the text after the opening mark begins as a head (a message header) does.
-    It takes the text, and whether it is all of the answer. If there is no head, the mark is plain text."""
+    If it does not, the mark is plain text. Arguments are the text, and whether it is all of the answer."""
     classify: Callable[[str], RegionKind] | None = None
     """Function that returns the kind of a region by its head, for formats in which the head decides. Else
     None."""
     bare: bool = False
-    """Whether the opening mark is part of the region's body, and counts only at the beginning of an answer.
-    """
+    """Whether the opening mark, such as `{`, belongs to the region's body, and opens a region only at the
+    beginning of an answer."""
     in_body: bool = False
-    """Whether the opening mark is part of the region's body, and counts everywhere in an answer."""
+    """Whether the opening mark, such as `<function=`, belongs to the region's body. It opens a region
+    anywhere in an answer."""
     read: Read = _no_calls
     syntaxes: tuple[CallSyntax, ...] = (JSON_SYNTAX,)
 
 
 class Previous(Enum):
-    """Part of an answer that comes directly before a mark, apart from whitespace."""
+    """Part of an answer directly before a mark (such as `<tool_call>`), apart from whitespace."""
 
     START = "start"
-    """Value for a mark at the beginning of an answer."""
+    """Value if only whitespace comes before the mark, which is at the beginning of the answer."""
     REASONING = "reasoning"
     CALL = "call"
     CONTENT = "content"
@@ -110,7 +111,7 @@ class SectionMark(NamedTuple):
 
     text: str
     after: frozenset[Previous] = frozenset()
-    """Parts of an answer directly after which the section mark is dropped."""
+    """Parts of an answer directly after which this mark around a section is dropped."""
     before_calls: bool = False
     """Whether the section mark is dropped directly before a tool call."""
     at_end: bool = False
@@ -146,7 +147,7 @@ class OutputMarkup:
 
     @property
     def call_marks(self) -> tuple[str, ...]:
-        """Opening marks of tool calls, without those that count only at the beginning of an answer."""
+        """Opening marks of tool calls, such as `<tool_call>`, that open a call anywhere in an answer."""
         return tuple(mark for region in self.of_calls.regions if not region.bare for mark in region.opens)
 
     @property
@@ -155,7 +156,7 @@ class OutputMarkup:
 
     @property
     def marks(self) -> frozenset[str]:
-        """All marks of the markup, of regions, of sections and within bodies."""
+        """All marks of the format, such as `<think>` and `</tool_call>`."""
         return frozenset(
             mark
             for region in self.regions

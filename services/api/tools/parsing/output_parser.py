@@ -37,8 +37,8 @@ from baton.api.tools.parsing.text_after_calls import NextCalls, parse_calls
 from baton.api.tools.parsing.unread_text import UnreadText
 
 READ_CHARS_MAX: Final = 2**19
-"""Most characters of one answer that are parsed as tool calls in vain. After them, a tool call ends at the
-opening mark of the next one."""
+"""Most characters of one answer that are parsed as tool calls without success. Beyond them, a tool call ends
+where the next one begins."""
 
 
 class OutputParser:
@@ -157,7 +157,7 @@ class OutputParser:
         return not last and any(mark.startswith(text) for region in bare for mark in region.opens)
 
     def _marks(self) -> tuple[str, ...]:
-        """Return the marks that count at the current position in the answer."""
+        """Return the marks (such as `</think>`) that are recognised at the current position in the answer."""
         now = self._open
         if now is not None and now.in_head:
             return (now.region.head,)
@@ -178,7 +178,7 @@ class OutputParser:
         return ends
 
     def _meet_or_pass(self, mark: str, *, last: bool) -> bool:
-        """Treat the next mark as a mark or as text. Return False if more text is needed to decide."""
+        """Handle the next mark as a mark or as plain text. Return False if more text is needed to decide."""
         now = self._open
         counts = PrefixMatch.YES
         if now is None or (now.kind is not RegionKind.CALLS and mark in now.region.until):

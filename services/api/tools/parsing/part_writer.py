@@ -15,7 +15,8 @@ from baton.api.tools.parsing.output_parts import ContentDelta, OutputPart, Reaso
 NO_GAP: Final = ""
 QUOTES: Final = ("`", '"', "'", "(", "“", "‘")
 GAP_MAX: Final = 256
-"""Most characters of section marks and whitespace that are held back between content and a tool call."""
+"""Most characters of whitespace and section marks (such as `<tool_calls>`) that are held back before a tool
+call."""
 
 
 class PartWriter:
@@ -112,7 +113,10 @@ class PartWriter:
         self.begun = False
 
     def write_section_mark(self, mark: str) -> bool:
-        """Drop a section mark, hold it back, or write it as content. Return False for any other mark."""
+        """Drop a mark around a section of calls or content, hold it back, or write it as content.
+
+        Return False for any other mark.
+        """
         section = self._sections.get(mark)
         if section is None:
             return False
@@ -137,7 +141,7 @@ class PartWriter:
         self._gap = NO_GAP
 
     def _drop_marks(self, is_dropped: Callable[[SectionMark], bool]) -> None:
-        """Remove section marks for which `is_dropped` returns True from the text that is held back."""
+        """Remove those section marks from the held-back text for which `is_dropped` returns True."""
         if not self._gap_has_marks:
             return
         for text, section in self._sections.items():

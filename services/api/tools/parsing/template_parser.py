@@ -143,7 +143,7 @@ class TemplateParser:
     def _write(
         self, text: str, parts: list[OutputPart], part: type[ContentDelta] | type[ReasoningDelta]
     ) -> None:
-        """Add a piece of text to the parts. Whitespace directly after a mark is formatting: it is dropped."""
+        """Add a piece of text to the parts. Whitespace after a mark such as `</think>` is dropped."""
         text = text.lstrip() if self._fresh else text
         if text:
             self._fresh = False

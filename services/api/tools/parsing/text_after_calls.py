@@ -15,7 +15,8 @@ from baton.api.tools.parsing.output_parts import CompleteToolCall, ToolSchemas
 JSON_GOES_ON: Final = ('"', ",", ":", "]", "}")
 """Characters after a JSON value which show that the JSON is broken, and not followed by other text."""
 REPARSED_CHARS_MAX: Final = 2**14
-"""Most characters of one answer that are parsed again after a tool call without its closing mark."""
+"""Most characters of one answer that are parsed again because they follow a tool call without a closing mark.
+"""
 
 
 @dataclass(slots=True)
@@ -23,11 +24,11 @@ class NextCalls:
     """Opening marks of tool calls that may follow a call without a closing mark, and a budget for parsing."""
 
     marks: tuple[str, ...]
-    """Opening marks of calls."""
+    """Opening marks of tool calls, such as `<tool_call>`."""
     chars_left: int = REPARSED_CHARS_MAX
 
     def reparse(self, rest: str, end: str) -> str:
-        """Return the text after a tool call that is to be parsed again, and charge it to the budget.
+        """Return the text after a tool call that has to be parsed again, and charge it to the budget.
 
         `end`: closing mark after the text, which is put back if the text has another call.
         """
