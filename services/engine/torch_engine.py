@@ -1,4 +1,4 @@
-"""The engine on PyTorch: its own steps over a model that it has loaded."""
+"""The engine on PyTorch: a step engine whose logits come from a model that it has loaded."""
 
 from collections import abc
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from baton.runtime.model_options import EngineName
 
 @dataclass(frozen=True, slots=True)
 class ClearedTail:
-    """State of a sequence: the last page whose unused end was zeroed for it."""
+    """Engine state of a sequence: the last page whose unused end was zeroed for it."""
 
     page: int
 
 
 class TorchEngine(StepEngine):
-    """An `Engine` whose steps are computed by an `Execution`."""
+    """An `Engine` that computes logits by an `Execution` of a loaded model."""
 
     cache: PagedKvCache
 
@@ -42,8 +42,11 @@ class TorchEngine(StepEngine):
         flush: Callable[[], None] | None = None,
         grammars: GrammarCache | None = None,
     ) -> None:
-        """`execution`: owns the weights. `runner`: its runner over `cache`. `kernel`: attends to pages in
-        place. The others are those of `StepEngine`."""
+        """Build the engine from its loaded parts.
+
+        `execution`: owns the weights. `runner`: its runner over `cache`. `kernel`: attends to pages in place,
+        if there is one. The other arguments are those of `StepEngine`.
+        """
         super().__init__(
             whole,
             cache,
@@ -80,9 +83,9 @@ class TorchEngine(StepEngine):
 
 
 def is_batch_invariant(cache: PagedKvCache, execution: Execution) -> bool:
-    """Return whether tokens do not depend on what is computed together.
+    """Return whether sampled tokens do not depend on which rows are computed together in a step.
 
     Compiled steps sum in the same order for any batch. The library's products do not, but in float32 the
-    difference changes hardly any draw.
+    difference hardly changes any sampled token.
     """
     return cache.group.dtype == "float32" or execution.kind is ExecutionKind.COMPILED

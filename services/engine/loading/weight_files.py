@@ -1,4 +1,4 @@
-"""Weights in the files of a model directory, and how a definition is filled with them.
+"""Reading of the weights in a model directory's files, and filling of a definition with them.
 
 The definition is made without memory for its weights, partitioned, and then filled. Of each weight only this
 rank's part is read.
@@ -38,9 +38,10 @@ SPREAD: Final = 0.02
 
 
 def empty_module(config: Any, dtype: torch.dtype, *, ours: bool = True) -> Any:
-    """Return the definition of `config` with weights on the meta device and everything else real.
+    """Return the library's definition of `config` with weights on the meta device and everything else real.
 
-    What the definition computes in float32 in any dtype is of float32. `ours`: use our attention.
+    Parameters that the definition wants in float32 whatever the model's dtype is are in float32. `ours`: use
+    our attention.
     """
     with _weights_without_memory():
         module = maker_of(config).from_config(
@@ -71,7 +72,10 @@ def _weights_without_memory() -> Iterator[None]:
 
 
 def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
-    """Return the bytes that `fill` will take."""
+    """Return the bytes of memory that `fill` will take for the parameters of `module`.
+
+    `cuts`: this rank's parts, by parameter.
+    """
     total = 0
     for path, weight in module.named_parameters():
         cut = cuts.get(path)
@@ -81,14 +85,15 @@ def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
 
 
 def plain_sources(weights: Weights) -> dict[str, Source]:
-    """Return sources of weights that have the definition's own names."""
+    """Return the sources of weights whose names are those of the definition's parameters."""
     return {name: FileWeight(weights, name) for name in weights.names}
 
 
 def fill(module: Any, cuts: Mapping[str, Cut], sources: Mapping[str, Source], device: torch.device) -> None:
     """Give every parameter of `module` its values, or this rank's part of them, on `device`.
 
-    `cuts`: parts, by parameter. `sources`: of all parameters that are not tied. Raises ModelUnreadable.
+    `cuts`: this rank's parts, by parameter. `sources`: sources of all parameters that are not tied. Raises
+    ModelUnreadable.
     """
     tied = _tied(module)
     wholes: dict[str, torch.Tensor] = {}
@@ -111,27 +116,30 @@ def fill(module: Any, cuts: Mapping[str, Cut], sources: Mapping[str, Source], de
 
 
 def _may_lack(module: Any, path: str) -> bool:
-    """Return whether the library's definition can do without the weight in the files."""
+    """Return whether the library's definition works without the parameter `path` in the model's files."""
     patterns = module._keys_to_ignore_on_load_missing or ()
     return any(re.search(pattern, path) for pattern in patterns)
 
 
 def _ties(module: Any) -> dict[str, str]:
-    """Return the names of tied weights, and of the weights they are tied to."""
+    """Return for each tied weight the name of the weight to which it is tied, by name."""
     return dict(getattr(module, "all_tied_weights_keys", None) or {})
 
 
 def _tied(module: Any) -> dict[str, str]:
-    """Return the same in both directions."""
+    """Return the ties of weights in both directions: each of two tied weights has the other's name."""
     ties = _ties(module)
     return ties | {source: target for target, source in ties.items()}
 
 
 class DummyWeights:
-    """Random weights in bfloat16 of a model's usual scale. Equal by name on all devices of one kind."""
+    """Random weights of a model's usual scale, in bfloat16, used in place of files (`--load-format dummy`).
+
+    A weight's numbers depend only on its name, on all devices of one kind.
+    """
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        """`module`: the whole definition."""
+        """Take the names and shapes of the weights from `module`, the whole definition."""
         tied = _ties(module).keys()
         shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
         self._shapes = {name: shape for name, shape in shapes.items() if name not in tied}
@@ -160,14 +168,16 @@ class DummyWeights:
 def weights_in(
     directory: Path, how: CheckpointQuantization | None, dtype: torch.dtype
 ) -> Iterator["WeightFiles"]:
-    """Open the weights of a directory. Quantized ones are read as numbers of `dtype`. Raises
-    ModelUnreadable."""
+    """Open the weight files of a directory within the context. Raises ModelUnreadable.
+
+    `how`: quantization of the checkpoint. Quantized weights are read as plain numbers of `dtype`.
+    """
     with ExitStack() as stack:
         yield WeightFiles(directory, how, dtype, stack)
 
 
 class WeightFiles:
-    """The weights of a model directory, in any file and format."""
+    """The weights in the files of a model directory, in any supported format."""
 
     def __init__(
         self, directory: Path, how: CheckpointQuantization | None, dtype: torch.dtype, stack: ExitStack
@@ -196,8 +206,11 @@ class WeightFiles:
         return self._stored(name).part(box) if packed is None else self._dequantised(name, packed, box)
 
     def sources(self, module: Any) -> dict[str, Source]:
-        """Return what makes each weight of `module`, a whole definition. Raises UnsupportedModel or
-        ModelUnreadable."""
+        """Return the sources in these files of each parameter of `module`, a whole definition, by parameter
+        name.
+
+        Raises UnsupportedModel or ModelUnreadable.
+        """
         try:
             sources = sources_of(module, self)
         except UnknownOperation as operation:
@@ -228,11 +241,11 @@ class WeightFiles:
             raise ModelUnreadable(f"{self._directory}: the weight {name} is damaged: {error}") from error
 
     def _copied(self, name: str) -> torch.Tensor:
-        """Return a copy, which does not keep its whole file mapped as a view would."""
+        """Return a copy of a tensor, which does not keep the whole file mapped as a view would."""
         return self._stored(name).whole().clone()
 
     def pending(self) -> "dict[str, PendingWeight]":
-        """Return all weights by name, read when they are indexed, as the model library does."""
+        """Return all weights by name, each of which is read when it is indexed, as the library expects."""
         plain = {name: PendingWeight(partial(self._copied, name)) for name in self.table.plain}
         packed = {
             name: PendingWeight(partial(self._dequantised, name, each, tuple(map(range, each.shape))))
@@ -242,7 +255,7 @@ class WeightFiles:
 
 
 class StoredTensor:
-    """A tensor of a safetensors file. What is read may be a view of the file."""
+    """A tensor in a safetensors file, of which parts can be read. A part may be a view of the mapped file."""
 
     def __init__(self, file: Any, name: str) -> None:
         self._file = file
@@ -271,7 +284,7 @@ def _slices(box: Sequence[range]) -> tuple[slice, ...]:
 
 
 class PendingWeight:
-    """A weight that is computed when it is indexed."""
+    """A weight that is read or computed only when it is indexed."""
 
     def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
         self._compute = compute

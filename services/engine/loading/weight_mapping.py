@@ -1,8 +1,8 @@
 """Mapping from the weights in files to the parameters of a definition.
 
-The library renames and joins weights as it loads them: single experts become one tensor, two projections
-become one. Here that mapping is applied backwards, as data. Each parameter is a tree whose leaves are weights
-of files. Of a part of a parameter, only what it is made of is read.
+The transformers library renames and joins weights as it loads them: single experts become one tensor, two
+projections become one. Here that mapping is applied backwards, as data. Each parameter is a tree whose leaves
+are weights in files. For a part of a parameter, only the parts of files that it needs are read.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,20 +16,21 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from baton.engine.loading.single_experts import joining_single_experts
 
 Box = tuple[range, ...]
-"""Selected places along each dimension of a weight."""
+"""Selected indices along each dimension of a weight."""
 
 
 class UnknownOperation(Exception):
-    """The library makes a parameter by an operation that is not known here. The text names it."""
+    """The library makes a parameter by an operation that is not implemented here. The text names the
+    operation."""
 
 
 class ShapesDiffer(Exception):
-    """Weights that the library would join have other shapes. The text names one."""
+    """Weights that the library would join have shapes that do not fit. The text names one of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A part of a weight: the `ranges` along one dimension, side by side."""
+    """A part of a weight: the index `ranges` along one dimension, side by side."""
 
     dim: int
     ranges: tuple[range, ...]
@@ -38,35 +39,37 @@ class Cut:
         return sum(map(len, self.ranges))
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the part of a weight of that `shape`."""
+        """Return the shape that this part has, taken from a weight of the given `shape`."""
         return (*shape[: self.dim], len(self), *shape[self.dim + 1 :])
 
 
 class Weights(Protocol):
-    """The weights of a model, by name."""
+    """The weights in a model's files, by name."""
 
     @property
     def names(self) -> Collection[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """Return what is in `box` of the weight `name`. Raises ModelUnreadable."""
+        """Return the numbers of the weight `name` at the indices in `box`. Raises ModelUnreadable."""
 
 
 class Source(Protocol):
-    """Source of a weight, or of a part of one."""
+    """A node in the tree that makes a parameter: a weight in a file, or several joined ones."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def names(self) -> list[str]:
-        """Names of the weights that it is made of."""
+        """Names of the weights in files that make this one."""
 
     def into(self, out: torch.Tensor, box: Box) -> None:
-        """Copy what is in `box` to `out`, which has its shape. Raises ModelUnreadable."""
+        """Copy the numbers at the indices in `box` to `out`, which has the shape of `box`. Raises
+        ModelUnreadable."""
 
 
 def read_source(source: Source, cut: Cut | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the numbers of `source`, or of its part `cut`, in new memory. Raises ModelUnreadable."""
+    """Return the numbers of `source`, or of its part `cut`, in new memory on `device`. Raises
+    ModelUnreadable."""
     whole = tuple(map(range, source.shape))
     if cut is None:
         cut = Cut(0, whole[:1]) if whole else None
@@ -84,7 +87,7 @@ def read_source(source: Source, cut: Cut | None, dtype: torch.dtype, device: tor
 
 @dataclass(frozen=True, slots=True)
 class FileWeight:
-    """A weight of the files."""
+    """Source that is a single weight in a file."""
 
     weights: Weights
     name: str
@@ -105,13 +108,13 @@ class FileWeight:
 
 
 def _span(places: range) -> range:
-    """Return all places from the first to the last of some ascending ones."""
+    """Return the contiguous range from the first to the last of some ascending indices."""
     return range(places[0], places[-1] + 1) if places else range(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Sources of equal shape, stacked along a new dimension."""
+    """Source that stacks sources of equal shape along a new dimension."""
 
     parts: tuple[Source, ...]
     dim: int
@@ -133,7 +136,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Sources that are concatenated along a dimension."""
+    """Source that concatenates other sources along a dimension."""
 
     parts: tuple[Source, ...]
     dim: int
@@ -163,13 +166,13 @@ class Joined:
 
 
 def _before(border: int, places: range) -> int:
-    """Return how many of the ascending `places` are before `border`."""
+    """Return the count of the ascending indices `places` that are before `border`."""
     return len(range(places.start, min(places.stop, border), places.step))
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedPlaces:
-    """Some places of a source along a dimension."""
+    """Source that selects some indices of another source along a dimension."""
 
     part: Source
     dim: int
@@ -192,7 +195,7 @@ class SelectedPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """A source with two dimensions exchanged."""
+    """Source that exchanges two dimensions of another source."""
 
     part: Source
     first: int
@@ -220,13 +223,13 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedParameter:
-    """One or several parameters that a converter of the library makes."""
+    """One or several parameters that a converter of the library makes out of weights."""
 
     converter: Any
     target: str
-    """Name of the first parameter."""
+    """Name of the first of these parameters."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of all parameters of the definition."""
+    """Shapes of all parameters of the definition, by name."""
     config: Any
 
     @property
@@ -242,14 +245,14 @@ class ConvertedParameter:
 
 
 Parts = dict[str, list[Source]]
-"""Sources made so far, by a pattern of the converter."""
+"""Sources made so far in a conversion, by name pattern of the converter."""
 
 
 def sources_of(module: Any, weights: Weights) -> dict[str, Source]:
-    """Return what makes each parameter and persistent buffer of `module`, a whole definition, by name.
+    """Return the source of each parameter and persistent buffer of `module`, a whole definition, by name.
 
-    Parameters that `weights` do not make are left out, and other weights are ignored. Raises UnknownOperation
-    or ShapesDiffer.
+    Parameters that `weights` cannot make are left out, and superfluous weights are ignored. Raises
+    UnknownOperation or ShapesDiffer.
     """
     shapes = {name: tuple(each.shape) for name, each in module.state_dict().items()}
     with joining_single_experts():
@@ -345,7 +348,7 @@ def _transposed(operation: Any, parts: Parts, making: ConvertedParameter) -> Par
 
 
 def _deinterleaved(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
-    """Return the even places followed by the odd ones."""
+    """Apply the library's deinterleaving: even indices come first, then the odd ones."""
     if operation.inverse:
         raise UnknownOperation("Interleave, inverse")
     whole = _single(parts[_only(list(parts))])
@@ -355,7 +358,7 @@ def _deinterleaved(operation: Any, parts: Parts, making: ConvertedParameter) -> 
 
 
 def _same_shapes(parts: Sequence[Source], beside: int | None = None) -> tuple[Source, ...]:
-    """Return `parts` if they have one shape, but for the dimension `beside`. Raises ShapesDiffer."""
+    """Return `parts` if they have the same shape, except in the dimension `beside`. Raises ShapesDiffer."""
     shapes = [[size for dim, size in enumerate(part.shape) if dim != beside] for part in parts]
     for part, shape in zip(parts, shapes, strict=True):
         if shape != shapes[0]:
@@ -371,7 +374,7 @@ WALKS: Final[Mapping[type, Callable[[Any, Parts, ConvertedParameter], Parts]]] =
     library.Interleave: _deinterleaved,
     **({library.Split: _split} if hasattr(library, "Split") else {}),
 }
-"""For each operation of the library, the same operation on sources in the place of tensors.
+"""Functions that apply an operation of the library to sources instead of tensors, by the operation's class.
 
 transformers 5.19 has no `Split`.
 """

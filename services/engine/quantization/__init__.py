@@ -1,5 +1,6 @@
-"""Weights in fewer bits: checkpoints that are quantized, and weights that are quantized when loaded.
+"""Quantized weights: checkpoints that are quantized, and weights that are quantized as they are loaded.
 
 `loading` reads quantized checkpoints here as plain numbers, and quantizes weights for `--quantize`. The
-compiled step of `execution` multiplies the codes. May import `gguf.gguf_file` alone of the other wings.
+compiled step of `execution` multiplies quantized weights without dequantizing them first. Of the engine's
+other packages it may import `gguf.gguf_file` alone.
 """

@@ -1,8 +1,8 @@
-"""The tensors of a quantized checkpoint that make each of its weights.
+"""Assignment of a quantized checkpoint's tensors to the weights that they make together.
 
 All known formats are dequantized as they are loaded, and the model's own definition computes over plain
 numbers. Tensors are recognized by the suffixes that each format adds to a weight's name. The configuration
-says what they mean. Unknown ones are refused, so that codes are never taken for numbers.
+states what they mean. Unknown ones are refused, so that codes are never taken for numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,12 @@ from baton.models.checkpoint_quantization import AWQ, MXFP4, CheckpointQuantizat
 from baton.models.model_facts import ModelUnreadable, stored_types
 
 CODES: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32", "U32"})
-"""Stored types that are no plain weights."""
+"""Stored types of tensors that may contain quantized codes instead of plain weights, as safetensors spells
+them."""
 WHOLE: Final = frozenset({"I8", "U8", "I32", "U32"})
-"""Those of them that a mask or an index table may have as well."""
+"""Types in CODES that may also be those of a mask or an index table."""
 WEIGHTS: Final = frozenset({"weight", "qweight", "qzeros", "weight_packed"})
-"""Suffixes of tensors that are neither mask nor index table."""
+"""Suffixes of tensors that are neither mask nor index table, so that integers in them are codes."""
 COMPUTED: Final = frozenset(
     {"input_scale", "activation_scale", "input_global_scale", "output_scale"}
     | {"k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale"}
@@ -36,7 +37,7 @@ COMPUTED: Final = frozenset(
 
 
 class CheckpointTensors:
-    """Tensors of a checkpoint by the weight that they make."""
+    """Tensors of a checkpoint, grouped by the weights that they make."""
 
     def __init__(
         self,
@@ -45,9 +46,11 @@ class CheckpointTensors:
         stored: Callable[[str], TensorSource],
         how: CheckpointQuantization | None,
     ) -> None:
-        """`types`: stored type of each tensor. `stored`: returns a tensor by name.
+        """Group the tensors of the checkpoint in `directory`.
 
-        Raises ModelUnreadable for a tensor of codes that belongs to no weight.
+        `types`: stored type of each tensor, by name. `stored`: returns a tensor by name. `how`: quantization
+        of the checkpoint, None if it states none. Raises ModelUnreadable for a tensor of codes that belongs
+        to no weight.
         """
         self._directory = directory
         self._types = types
@@ -55,13 +58,13 @@ class CheckpointTensors:
         self._how = how or CheckpointQuantization("")
         self._taken: set[str] = set()
         self.packed: dict[str, PackedWeight] = {}
-        """Quantized weights by the names in the model's definition."""
+        """Quantized weights by their names in the model's definition."""
         if how is not None:
             for name in types:
                 self._enter(name)
         passed = COMPUTED if how is not None else frozenset()
         self.plain = [name for name in types if name not in self._taken and _end(name) not in passed]
-        """Names of tensors that are plain weights."""
+        """Names of the tensors that are plain weights."""
         codes = next((name for name in self.plain if self._is_codes(name)), None)
         if codes is not None:
             raise ModelUnreadable(
@@ -108,7 +111,7 @@ class CheckpointTensors:
         return self._part(name) if name in self._types else None
 
     def _scaled(self, name: str) -> PackedWeight | None:
-        """Return a weight with scales. None if it has none, and then the caller decides what it is."""
+        """Return the quantized weight `name` with its scales, or None if it has no scales."""
         scale = self._if_there(f"{name}_scale_inv") or self._if_there(f"{name}_scale")
         if scale is None:
             return None
@@ -146,7 +149,8 @@ def _end(name: str) -> str:
 
 
 def refuse_quantized_files(directory: Path) -> None:
-    """Raise ModelUnreadable if a model without quantization in its configuration has files with codes."""
+    """Raise ModelUnreadable if the files contain quantized codes, but the configuration states no
+    quantization."""
 
     def unread(name: str) -> TensorSource:
         raise AssertionError(name)

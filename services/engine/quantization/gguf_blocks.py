@@ -1,8 +1,8 @@
-"""Codes of a GGUF file for the weights of the model that was made of it.
+"""Quantized blocks of a GGUF file, as weights of the model that was converted from it.
 
-The file's own blocks of codes are used as they are. The model library permutes the rows of some weights as it
-reads a file. So rows are matched by the numbers that they stand for. A weight whose rows match no tensor of
-the file has no codes.
+The file's own blocks of codes are used as they are. The transformers library permutes the rows of some
+weights as it reads a file. So rows are matched by the numbers that they stand for. A weight whose rows match
+no tensor of the file has no codes.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from baton.engine.gguf.gguf_file import Reader
 from baton.engine.quantization.quantized_weight import NotQuantizable, QuantizedWeight
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-"""[blocks, bytes of a block]"""
+"""Array of bytes, in most places [blocks, bytes of a block]."""
 
 
 class GgufBlocks:
-    """The blocks of one file."""
+    """The quantized blocks in one GGUF file, by the model's weight names."""
 
     def __init__(self, path: Path) -> None:
-        """Raises what the library raises for a file that it cannot read."""
+        """Open the GGUF file `path`. Raises what the gguf library raises for a file that it cannot read."""
         file = Reader(path)
         self._tensors: Mapping[str, ReaderTensor] = {each.name: each for each in file.tensors}
         architecture = file.fields["general.architecture"].contents()
@@ -34,11 +34,14 @@ class GgufBlocks:
         self._names = get_tensor_name_map(kinds[0], count) if kinds else None
 
     def kind(self, name: str) -> str:
-        """Return the type of the file's tensor for the model's weight `name`. Raises NotQuantizable."""
+        """Return the GGUF type of the file's tensor for the model's weight `name`. Raises NotQuantizable."""
         return str(self._tensor(name).tensor_type.name)
 
     def codes(self, name: str, weight: torch.Tensor) -> QuantizedWeight:
-        """Return the codes of the model's `weight` called `name`. Raises NotQuantizable."""
+        """Return the quantized form of `weight`, the model's weight called `name`, from the file's blocks.
+
+        Raises NotQuantizable if the file has no usable blocks for it.
+        """
         tensor = self._tensor(name)
         unpack = UNPACKED.get(tensor.tensor_type)
         if unpack is None:
@@ -59,7 +62,10 @@ class GgufBlocks:
 
 
 def _in_order(codes: QuantizedWeight, weight: torch.Tensor) -> QuantizedWeight:
-    """Return the codes with their rows in the order of `weight`. Raises NotQuantizable."""
+    """Return the codes with their rows in the order of the rows of `weight`.
+
+    Raises NotQuantizable if a row of `weight` has other numbers than any row of the codes.
+    """
     parts = [numbers.to(weight.dtype) for _, numbers in codes.in_parts()]
     numbers = torch.cat(parts)
     if numbers.equal(weight):
@@ -81,7 +87,7 @@ def _halves(blocks: Bytes, at: int) -> torch.Tensor:
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Return the lower halves of all bytes [..., bytes], and then the upper halves."""
+    """Return the lower four bits of all bytes [..., bytes], followed by the upper four bits."""
     return np.concatenate((packed & 15, packed >> 4), axis=-1)
 
 
@@ -128,7 +134,7 @@ def _q5_1(rows: Bytes) -> QuantizedWeight:
 
 
 def _of_eight(blocks: Bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales and least numbers of the eight groups of each block.
+    """Return the scales and least numbers of the eight groups in each Q4_K or Q5_K block.
 
     A block begins with two numbers and 12 bytes that hold eight pairs of 6 bits.
     """
@@ -142,7 +148,7 @@ def _of_eight(blocks: Bytes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pairs(packed: Bytes) -> Bytes:
-    """Return the lower halves and then the upper halves of each group of 32 bytes."""
+    """Return, for each group of 32 bytes, their lower four bits and then their upper four bits."""
     return _nibbles(packed.reshape(*packed.shape[:-1], -1, 32))
 
 
@@ -181,4 +187,7 @@ UNPACKED: Final[Mapping[GGMLQuantizationType, Callable[[Bytes], QuantizedWeight]
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
 }
-"""Types of tensors whose codes are used."""
+"""Functions that unpack the rows of a tensor into codes and scales, by the GGUF type of the tensor.
+
+Tensors of other types cannot be used as codes.
+"""

@@ -1,8 +1,8 @@
-"""Interface of quantized weights as they are stored, and the numbers that they stand for.
+"""Interface of quantized weights as they are stored, and computation of the numbers that they stand for.
 
-`weight_formats.py` has the formats. A weight is read and computed in strips of rows in float32, so that
-little memory is needed beside the result. Products of small integers or FP8 numbers with scales in float16 or
-bfloat16 are exact there. With scales in float32 each product is rounded once.
+`weight_formats.py` has the formats. A weight is read and computed in strips of rows in float32, so that it
+takes little memory in addition to the result. Products of small integers or FP8 numbers with scales in
+float16 or bfloat16 are exact there. With scales in float32 each product is rounded once.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from typing import Final, Protocol
 import torch
 
 STRIP: Final = 2**22
-"""Numbers that are computed at once, unless rows that belong together have more."""
+"""Numbers of a weight that are computed at once, unless rows that belong together have more."""
 
 
 class PartsMismatch(Exception):
-    """The parts of a weight do not fit together. The text says how."""
+    """The tensors that make a quantized weight do not fit together. The text describes the mismatch."""
 
 
 class TensorSource(Protocol):
-    """A tensor of a file, of which parts can be read."""
+    """A tensor in a file, of which parts can be read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -31,28 +31,32 @@ class TensorSource(Protocol):
 
 
 class PackedWeight(Protocol):
-    """A weight as it is stored."""
+    """A quantized weight as it is stored in files."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of its numbers, as in the model."""
+        """Shape of the dequantized weight, as in the model."""
 
     @property
     def step(self) -> int:
         """Number of rows that have to be computed together."""
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Return rows from `start`, a multiple of `step`, in float32. Raises PartsMismatch."""
+        """Return the dequantized rows [start, stop) in float32. `start` is a multiple of `step`.
+
+        Raises PartsMismatch.
+        """
 
     def within(self, columns: range) -> "tuple[PackedWeight, int]":
-        """Return a smaller weight that has `columns` of this two-dimensional one, and where in it they begin.
+        """Return a smaller weight that contains `columns` of this two-dimensional one, and the index of the
+        first.
 
         Raises PartsMismatch.
         """
 
 
 class TensorSlice:
-    """Some rows or columns of a two-dimensional tensor of a file."""
+    """Some rows or columns of a two-dimensional tensor in a file."""
 
     def __init__(self, stored: TensorSource, dim: int, places: range) -> None:
         self._stored = stored
@@ -78,7 +82,10 @@ class TensorSlice:
 
 
 def numbers_of(weight: PackedWeight, dtype: torch.dtype, box: Sequence[range] | None = None) -> torch.Tensor:
-    """Return the numbers of `weight`, or those in `box`, rounded to `dtype`. Raises PartsMismatch."""
+    """Return the dequantized numbers of `weight`, or those at the indices in `box`, rounded to `dtype`.
+
+    Raises PartsMismatch.
+    """
     rows, *tail = map(range, weight.shape) if box is None else box
     if len(tail) == 1 and len(tail[0]) < weight.shape[1]:
         weight, begin = weight.within(tail[0])

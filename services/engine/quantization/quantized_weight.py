@@ -1,8 +1,8 @@
-"""A weight in a few bits a number: codes, with a scale and maybe a least number for each group of a row.
+"""Quantized weights in memory: codes, with a scale and maybe a least number for each group of a row.
 
-number = code * scale + least. The compiled step multiplies codes as they are, and scales the sums of a group
-(`step.c`). So it computes products of those numbers. `gguf_blocks.py` takes codes from a file. Here they are
-made.
+A number is code * scale + least. The compiled step multiplies codes as they are, and scales the sums of a
+group (`step.c`). The result is the product with those numbers. `gguf_blocks.py` takes codes from a file. This
+module makes them from plain weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,31 +12,34 @@ from typing import Final
 import torch
 
 GROUP: Final = 32
-"""Numbers of a row that share a scale, in codes made here."""
+"""Consecutive numbers of a row that share a scale, in weights quantized by this module."""
 GROUPS: Final = (16, 32)
 """Group sizes that the compiled step supports."""
 LARGEST: Final = {8: 127, 4: 15}
-"""Largest code, by its bits. Codes of 8 bits have a sign."""
+"""Largest code, by the number of its bits. Codes of 8 bits are signed."""
 MIDDLE: Final = 8
-"""Code of 4 bits that stands for 0, if there are no least numbers."""
+"""Code of 4 bits that stands for the number 0, in weights without least numbers."""
 ROWS_A_TIME: Final = 1024
-"""Rows that are converted at once, which bounds the memory."""
+"""Rows that are converted at once, which bounds the memory for it."""
 
 
 class NotQuantizable(Exception):
-    """A weight has no codes. The text says why."""
+    """A weight cannot be represented by codes. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """Codes of a weight [outs, depth], and what scales them."""
+    """Quantized codes of a weight [outs, depth], with the scale and the least number of each group."""
 
     codes: torch.Tensor
-    """[outs, depth]: int8, or uint8 with values of 4 bits."""
+    """Codes [outs, depth]: int8, or uint8 with values of 4 bits."""
     scale: torch.Tensor
-    """[outs, groups]: float16 or float32."""
+    """Scale of each group of a row, [outs, groups], in float16 or float32."""
     least: torch.Tensor | None = None
-    """[outs, groups] in the dtype of the scales. None for 0, or for -8 times the scale with 4 bits."""
+    """Number for which code 0 stands in each group, [outs, groups], in the dtype of the scales.
+
+    None if it is 0, or with 4 bits -8 times the scale.
+    """
     group: int = GROUP
 
     @property
@@ -45,7 +48,7 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole weight in blocks."""
+        """Bytes of the whole weight in the layout of the compiled step."""
         scales = self.scale.nbytes * (1 if self.least is None else 2)
         return scales + self.codes.numel() * self.bits // 8
 
@@ -58,7 +61,7 @@ class QuantizedWeight:
         return QuantizedWeight(self.codes[which], self.scale[which], least, self.group)
 
     def numbers(self) -> torch.Tensor:
-        """Return the numbers of the codes, in float32."""
+        """Return the numbers for which the codes stand, [outs, depth], in float32."""
         codes = self.codes.float()
         if self.least is None and self.bits == 4:
             codes -= MIDDLE
@@ -66,7 +69,7 @@ class QuantizedWeight:
         return numbers if self.least is None else numbers.add_(self._spread(self.least))
 
     def in_parts(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield some rows at a time: which rows, and their numbers."""
+        """Yield the dequantized weight some rows at a time: a slice of rows, and their numbers in float32."""
         for start in range(0, len(self.codes), ROWS_A_TIME):
             which = slice(start, start + ROWS_A_TIME)
             yield which, self.rows(which).numbers()
@@ -77,10 +80,10 @@ class QuantizedWeight:
 
 
 def quantize_weight(weight: torch.Tensor, bits: int) -> QuantizedWeight:
-    """Return `weight` [outs, depth] in codes of 8 or 4 bits. Raises NotQuantizable.
+    """Quantize `weight` [outs, depth] to codes of 8 or 4 bits. Raises NotQuantizable.
 
-    With 8 bits the scale fits a group's largest number. With 4 bits codes count from the least number, and
-    the largest number has the last code.
+    With 8 bits the scale fits a group's largest absolute number. With 4 bits codes count from the least
+    number, and the largest number has the last code.
     """
     parts = [_coded(part.float(), bits) for part in torch.split(weight, ROWS_A_TIME)]
     return join_quantized(parts)
@@ -119,7 +122,8 @@ def _half(numbers: torch.Tensor, *, up: bool) -> torch.Tensor:
 
 
 def join_quantized(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Return weights of one depth as one, in a form that represents all of them exactly."""
+    """Return several quantized weights of the same depth as one, in a form that represents all of them
+    exactly."""
     if len(parts) == 1:
         return parts[0]
     group = min(each.group for each in parts)
@@ -156,16 +160,16 @@ def _as(
 
 
 def pack_blocks(codes: QuantizedWeight, block: int) -> torch.Tensor:
-    """Return the weight as bytes in the layout of `struct weight` of the kernel, one row a block.
+    """Return the weight as bytes in the layout of `struct weight` in step.c: [blocks, bytes of a block].
 
-    `block`: outs of a block. The last block is padded with zeros.
+    `block`: number of output rows in a block. The last block is padded with zeros.
     """
     outs, depth = codes.shape
     missing = -outs % block
     count = (outs + missing) // block
 
     def blocks(tensor: torch.Tensor) -> torch.Tensor:
-        """[blocks, groups or depth, block]"""
+        """Return the tensor as [blocks, groups or depth, block]."""
         if missing:
             tensor = torch.cat((tensor, tensor.new_zeros(missing, tensor.shape[1])))
         return tensor.view(count, block, -1).transpose(1, 2)

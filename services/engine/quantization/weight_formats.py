@@ -1,4 +1,4 @@
-"""Storage formats of quantized weights in released checkpoints. Each class is one format."""
+"""Storage formats of quantized weights in released checkpoints, one class for each."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -9,18 +9,18 @@ import torch
 from baton.engine.quantization.packed_weights import PackedWeight, PartsMismatch, TensorSlice, TensorSource
 
 WORD: Final = 32
-"""Bits that packed integers share."""
+"""Bits of the words into which small integers are packed."""
 FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Numbers of the sixteen codes of 4 bits (E2M1)."""
+"""Numbers for which the sixteen codes of 4 bits stand (E2M1)."""
 EXPONENT_BIAS: Final = 127
-"""Bias of a scale that is an exponent alone (E8M0)."""
+"""Bias of a scale that is stored as an exponent alone (E8M0)."""
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Places of eight neighbouring columns in a word of AWQ."""
+"""Position in a word of AWQ at which each of eight neighbouring columns is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
-    """FP8 numbers or integers of 8 bits, [.., out, in], each times the scale of its block.
+    """Weight of FP8 numbers or integers of 8 bits, [.., out, in], each multiplied by the scale of its block.
 
     A block is the tensor, a row, a group of a row, or a rectangle. Integers may have zero points in the shape
     of the scales.
@@ -29,7 +29,7 @@ class ScaledWeight:
     numbers: TensorSource
     scale: TensorSource
     block: tuple[int, int] | None = None
-    """Rows and columns of a rectangle. The last ones may be smaller."""
+    """Rows and columns of a block that is a rectangle, else None. The last blocks may be smaller."""
     zero: TensorSource | None = None
 
     @property
@@ -61,7 +61,8 @@ class ScaledWeight:
         return some, columns.start - numbers.start
 
     def _spread(self, scale: TensorSource, start: int, stop: int) -> torch.Tensor:
-        """Return the scale of each number in the rows, as far as broadcasting does not do it."""
+        """Return the scales of the rows [start, stop), repeated so that they can be broadcast to the rows'
+        numbers."""
         if prod(scale.shape) == 1:
             return _plain(scale.whole()).reshape(())
         high, wide = self._blocks()
@@ -77,7 +78,7 @@ class ScaledWeight:
         return values.repeat_interleave(wide, -1)[..., : self.shape[-1]]
 
     def _blocks(self) -> tuple[int, int]:
-        """Return the rows and columns that share a scale."""
+        """Return the numbers of rows and columns that share a scale. Raises PartsMismatch."""
         shape, shape_of_scales = self.shape, self.scale.shape
         if prod(shape_of_scales) == 1:
             return 1, shape[-1]
@@ -92,15 +93,18 @@ class ScaledWeight:
 
 
 def _covering(columns: range, wide: int) -> range:
-    """Return the blocks of `wide` columns that cover `columns`."""
+    """Return the range of blocks, each `wide` columns, that covers `columns`."""
     return range(columns.start // wide, -(-columns.stop // wide))
 
 
 def _covering_groups(
     columns: range, size: int, groups: int, step: int = 1
 ) -> tuple[range, range, int] | None:
-    """Return the groups that cover `columns` of `size`, their words of `step` numbers, and the place of the
-    first column among the groups' columns. None if a group does not fill whole words."""
+    """Return the groups that cover `columns`, their words, and the index of the first column among theirs.
+
+    `size`: number of all columns. `groups`: number of groups. `step`: numbers in a word. Returns None if a
+    group does not fill whole words.
+    """
     wide = size // groups if groups and size % groups == 0 else 0
     if not wide or wide % step:
         return None
@@ -110,7 +114,10 @@ def _covering_groups(
 
 
 def _side(size: int, scales: int, block: int) -> int:
-    """Return how many of `size` numbers share one of `scales`. 0 if that does not divide."""
+    """Return how many neighbouring numbers of `size` share one of `scales`, or 0 if these do not fit.
+
+    `block`: the stated number, or 0 if none is stated.
+    """
     if block:
         return block if -(-size // block) == scales else 0
     return size // scales if scales and size % scales == 0 else 0
@@ -118,9 +125,10 @@ def _side(size: int, scales: int, block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensorsWeight:
-    """Integers of compressed-tensors, [out, in], packed along a row in words of 32 bits.
+    """Weight of integers in compressed-tensors' format, [out, in], packed along a row in words of 32 bits.
 
-    The middle of their range is added to each. They are multiplied by the scale of their group of columns.
+    Integers are stored with the middle of their range added. They are multiplied by the scale of their group
+    of columns.
     """
 
     words: TensorSource
@@ -128,9 +136,9 @@ class CompressedTensorsWeight:
     bits: int
     columns: int
     zero: TensorSource | None = None
-    """[out, groups], packed along the columns. None for the middle of the range."""
+    """Zero points [out, groups], packed along the columns. None for the middle of the range."""
     group_of: TensorSource | None = None
-    """Group of each column, if groups are not neighbours."""
+    """Group index of each column, or None if the columns of a group are neighbours."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -171,18 +179,18 @@ class CompressedTensorsWeight:
 
 @dataclass(frozen=True, slots=True)
 class GptqWeight:
-    """Integers of GPTQ, [in, out], packed along a column in words of 32 bits.
+    """Weight of integers in GPTQ's format, [in, out], packed along a column in words of 32 bits.
 
     The zero point of their group of inputs is subtracted, and they are multiplied by its scale.
     """
 
     words: TensorSource
     zeros: TensorSource
-    """[groups, out], packed along a row."""
+    """Zero points [groups, out], packed along a row."""
     scales: TensorSource
     bits: int
     added: int
-    """Number added to every stored zero point: 1 in the format's first version."""
+    """Number that is added to every stored zero point: 1 in the first version of the format, else 0."""
     group_of: TensorSource | None = None
 
     @property
@@ -221,7 +229,7 @@ class GptqWeight:
 
 @dataclass(frozen=True, slots=True)
 class AwqWeight:
-    """Integers of 4 bits of AWQ's first version (gemm), [in, out], packed along a row in an order of its own.
+    """Weight of 4-bit integers in AWQ's first format (gemm), [in, out], packed along a row in AWQ_ORDER.
 
     The zero point of their group of inputs is subtracted, and they are multiplied by its scale.
     """
@@ -264,16 +272,17 @@ class AwqWeight:
 
 @dataclass(frozen=True, slots=True)
 class Fp4Weight:
-    """Codes of 4 bits (E2M1), [out, in], two in a byte with the first one low.
+    """Weight of 4-bit codes (E2M1), [out, in], two in a byte with the first one in the lower half.
 
-    They are multiplied by the scale of their group of columns, and scaled by that of the tensor.
+    They are multiplied by the scale of their group of columns, and multiplied or divided by that of the
+    tensor.
     """
 
     codes: TensorSource
     scale: TensorSource
     whole: TensorSource | None = None
     divides: bool = False
-    """True to divide by the tensor's scale, as in compressed-tensors. ModelOpt multiplies by it."""
+    """Whether to divide by the tensor's scale, as in compressed-tensors. ModelOpt multiplies by it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -304,7 +313,8 @@ class Fp4Weight:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
-    """Experts of gpt-oss (MXFP4): codes [expert, out, group, 16 bytes], and an exponent for each group.
+    """Weights of gpt-oss's experts (MXFP4): codes [expert, out, group, 16 bytes], and an exponent for each
+    group.
 
     Codes are as in Fp4Weight. The model has the transposed weights, [expert, in, out].
     """
@@ -330,27 +340,32 @@ class Mxfp4Experts:
 
 
 def _fp4(codes: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of bytes, twice as many in the last dimension."""
+    """Return the numbers of packed 4-bit codes, twice as many as bytes in the last dimension."""
     codes = codes.view(torch.uint8)
     both = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
     return torch.tensor(FP4)[both.int()]
 
 
 def _plain(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales in float32. A byte is an exponent."""
+    """Return scales in float32. A byte is an exponent of 2."""
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - EXPONENT_BIAS)
     return scale.float()
 
 
 def _integers(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the integers in words, the lowest first, in the last dimension."""
+    """Return the integers of `bits` bits in each word, the lowest first, side by side in the last
+    dimension."""
     shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(-2)
 
 
 def _groups(groups: int, size: int, group_of: TensorSource | None) -> torch.Tensor:
-    """Return the group of each of `size` numbers. Raises PartsMismatch."""
+    """Return the group index of each of `size` numbers. Raises PartsMismatch.
+
+    `groups`: number of groups. `group_of`: stored group indices, or None if the numbers of a group are
+    neighbours.
+    """
     if group_of is not None:
         found = group_of.whole().long()
         if len(found) == size and bool((found >= 0).all()) and bool((found < groups).all()):

@@ -1,7 +1,7 @@
-"""Quantization of a loaded model's weights, for `--quantize`.
+"""Quantization of a loaded model's weights, for the setting `--quantize`.
 
-The loaded definition gets the numbers that the codes stand for. Steps over codes have to agree with what it
-computes then (`runner_selection.py`). A worker that multiplies no codes computes with it.
+The loaded definition gets the numbers that the codes stand for. Steps that multiply codes have to agree with
+its results (`runner_selection.py`). A worker that does not multiply codes computes with the definition.
 """
 
 from collections import Counter
@@ -23,29 +23,29 @@ log = Log(__name__)
 KEPT: Final = "kept "
 BITS: Final = {Quantize.INT8: 8, Quantize.INT4: 4}
 OF_THE_HEAD: Final = 8
-"""Least bits of the head: every token's probability depends on it."""
+"""Least bits of the model's head, since every token's probability depends on it."""
 ELSE: Final = 8
-"""Bits of weights for which a GGUF file has no usable blocks."""
+"""Bits to which weights are quantized for which a GGUF file has no usable blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightQuantization:
-    """Settings of `--quantize` for a model."""
+    """Quantization that the setting `--quantize` requires for a model."""
 
     how: Quantize
     gguf: Path | None = None
-    """The GGUF file of the model, whose blocks are used."""
+    """Path of the model's GGUF file, whose blocks are used, or None if it has none."""
     multiplied: bool = True
-    """True if steps multiply codes, False if they multiply the numbers that codes stand for."""
+    """Whether steps multiply quantized codes. If not, they multiply the dequantized numbers."""
 
     def __str__(self) -> str:
         return f"--quantize {self.how.value}"
 
 
 def weight_quantization(how: Quantize, source: ModelSource, *, multiplied: bool) -> WeightQuantization | None:
-    """Return what `--quantize` asks for of the model at `source`, None for nothing.
+    """Return the quantization that the setting `how` requires for the model at `source`, or None for none.
 
-    `multiplied`: whether the worker multiplies codes.
+    `multiplied`: whether the worker's steps multiply quantized codes.
     """
     if how is Quantize.NONE:
         return None
@@ -55,10 +55,10 @@ def weight_quantization(how: Quantize, source: ModelSource, *, multiplied: bool)
 def quantize_model(
     name: str, module: Any, quantization: WeightQuantization
 ) -> Mapping[nn.Linear, QuantizedWeight]:
-    """Quantize each linear layer of `module`, and give it the numbers that its codes stand for.
+    """Quantize each linear layer of `module`, and write the dequantized numbers into it.
 
-    `name`: of the model. Raises StartupError for a weight without codes, and if no block of a GGUF file is
-    used.
+    Returns the quantized weights by layer. `name`: name of the model. Raises StartupError for a weight that
+    cannot be quantized, and if a GGUF file's blocks are to be used and none can be.
     """
     codes_of = _maker(module, quantization)
     found: dict[nn.Linear, QuantizedWeight] = {}
