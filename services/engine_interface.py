@@ -67,7 +67,7 @@ def take(drafts: abc.Sequence[int], drawn: abc.Iterable[DrawResult]) -> RowResul
 
 
 class EngineLost(Exception):
-    """The engine cannot compute any more. The worker has to end, and another process takes its place."""
+    """The engine cannot compute any more. Its worker has to end, and another process takes its place."""
 
 
 class RankGroupBroken(Exception):
@@ -96,7 +96,7 @@ class PageSum:
 
     @property
     def total(self) -> int:
-        """Checksum over all KV heads and layers on this rank."""
+        """Checksum of the sequence's pages over all KV heads and layers on this rank."""
         return sum(self.here.values()) & WORD
 
     def of(self, heads: abc.Iterable[GroupHead]) -> int:

@@ -32,7 +32,7 @@ def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
     """Start the engine of the rank that `settings` name, at the same time as the worker's other ranks.
     Blocks.
 
-    Raises what `start_engine` raises, and GroupLost if another rank does not start.
+    Raises the errors of `start_engine`, and GroupLost if another rank does not start.
     """
     return start_with_ranks(settings, partial(start_engine, settings, threads))
 

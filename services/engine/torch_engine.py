@@ -85,7 +85,7 @@ class TorchEngine(StepEngine):
 def is_batch_invariant(cache: PagedKvCache, execution: Execution) -> bool:
     """Return whether sampled tokens do not depend on which rows are computed together in a step.
 
-    Compiled steps sum in the same order for any batch. The library's products do not, but in float32 the
+    Compiled steps sum in the same order for any batch. Matrix products of torch do not, but in float32 the
     difference hardly changes any sampled token.
     """
     return cache.group.dtype == "float32" or execution.kind is ExecutionKind.COMPILED

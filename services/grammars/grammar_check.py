@@ -1,6 +1,6 @@
 """Check of a client's grammar in a separate process, since compiling a bad grammar may crash its process.
 
-The library bounds most of what a grammar costs (`grammar_compiler`), but not all: conjunctions multiply, and
+llguidance bounds most of what a grammar costs (`grammar_compiler`), but not all: conjunctions multiply, and
 long chains of rules overflow its stack, which ends a process. So the checking process ends instead of the one
 that serves: by its own alarm, or by a signal. A grammar that passes is compiled by workers in the same way,
 on a larger stack.
@@ -247,7 +247,7 @@ def _bound_memory() -> None:
 
 
 def _in_thread(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
-    """Check a grammar in a thread with a small stack, so that what passes fits the larger stacks of
+    """Check a grammar in a thread with a small stack. A grammar that passes fits the larger stacks of
     workers."""
     found: list[Grammar | str] = []
     threading.stack_size(STACK_BYTES)

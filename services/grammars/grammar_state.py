@@ -53,7 +53,7 @@ class GrammarState:
     """
 
     def __init__(self, matcher: Matcher) -> None:
-        """Wrap a `matcher` that has read no token yet."""
+        """Wrap llguidance's `matcher` of a grammar, which has read no token yet."""
         self._matcher = matcher
         self._taken = 0
         """Number of leading tokens of the output that the matcher has read."""
@@ -74,7 +74,7 @@ class GrammarState:
         return self.copy()
 
     def copy(self) -> "GrammarState":
-        """Return an independent copy of the state."""
+        """Return an independent copy of this grammar state, for another choice of the request."""
         copy = GrammarState(self._matcher.deep_copy())
         copy._taken = self._taken
         copy._may_take_s = self._may_take_s
@@ -84,7 +84,7 @@ class GrammarState:
         """Read the tokens of `output` that were not read yet. Raises GrammarLost if the grammar does not
         allow them.
 
-        If `output` is shorter than what was read, it is read again from its beginning.
+        If `output` is shorter than the tokens read so far, it is read again from its beginning.
         """
         if len(output) < self._taken:
             self._matcher.reset()

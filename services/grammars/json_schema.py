@@ -58,7 +58,7 @@ def schemas_within(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def pointer_of(reference: Any) -> Pointer | None:
-    """Return the JSON pointer of a reference within its document, or None for any other reference."""
+    """Return the JSON pointer in a `$ref` within the same document, or None for any other reference."""
     if reference == "#":
         return ()
     if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -68,7 +68,7 @@ def pointer_of(reference: Any) -> Pointer | None:
 
 
 def reference_to(pointer: Pointer) -> str:
-    """Return the reference with this JSON pointer, encoded as in a URI."""
+    """Return the `$ref` of a JSON schema for a JSON pointer, encoded as in a URI."""
     tokens = (token.replace("~", "~0").replace("/", "~1") for token in pointer)
     return "/".join(("#", *(quote(token, safe=IN_URI) for token in tokens)))
 

@@ -112,7 +112,8 @@ class ProcessCollectives:
         return self._agree([number], c10d.ReduceOp.MIN, max(LOADING_S, self._timeout_s))[0]
 
     def leave(self, why: str) -> RankGroupBroken:
-        """Close the connections, so that the other ranks notice at once."""
+        """Close this rank's connections, so that the other ranks notice at once, and return the error to
+        raise."""
         if not self._broken:
             self._broken = f"rank {self.rank} of {self.topology.ranks}: {why}"
         self._groups = None

@@ -28,7 +28,7 @@ def start_with_ranks(
     Blocks.
 
     `start`: starts the engine of a rank, given the topology, the rank and its group. The group is None for a
-    worker of one rank. Raises GroupLost if another rank does not come up, and what `start` raises.
+    worker of one rank. Raises GroupLost if another rank does not come up, and any error of `start`.
     """
     topology, rank = settings.topology, settings.rank or 0
     try:

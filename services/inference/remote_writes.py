@@ -55,7 +55,7 @@ class DeviceWrites:
 
     supported: bool
     ordering: int
-    """Extent to which the GPU orders such writes itself. From OWNER on, work on the GPU sees them in
+    """Degree to which the GPU orders such writes itself. From OWNER on, work on the GPU reads them in
     order."""
     flushed_by_a_call: bool
 

@@ -49,8 +49,8 @@ def draw_tokens(
 ) -> list[RowResult]:
     """Sample the next tokens of `rows` on one rank, and return each row's result, the same on every rank.
 
-    All of `rows` sample. `drawer`: the rank that samples. `logits`: [draws, vocabulary] on that rank, row by
-    row.
+    All of `rows` sample. `drawer`: the rank that samples. `logits`: on that rank, [N, vocabulary] with one
+    line for each row and each of its drafts.
     """
     if rank_group.topology.ranks == 1 and logits is not None:
         return [take(row.drafts, drawn) for row, drawn in zip(rows, sample_rows(logits, rows), strict=True)]

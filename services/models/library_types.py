@@ -43,7 +43,7 @@ def known_types() -> frozenset[str]:
 
 @cache
 def drawing_types() -> frozenset[str]:
-    """Return the model types for which the transformers library has a definition that generates text."""
+    """Return the model types for which the transformers library has an implementation that generates text."""
     return _keys(DRAWING)
 
 
@@ -54,9 +54,10 @@ def gguf_types() -> frozenset[str]:
 
 
 def _keys(tables: tuple[tuple[str, str], ...]) -> frozenset[str]:
-    """Return the keys of some mappings in the library's source, or an empty set if any of them is not found.
+    """Return the keys of some dictionaries in transformers' source, or an empty set if any of them is not
+    found.
 
-    `tables`: pairs of a file in the library and the name of a mapping there.
+    `tables`: pairs of a file in the library and the name of a dictionary there.
     """
     spec = importlib.util.find_spec(LIBRARY)
     folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
@@ -75,7 +76,8 @@ def _table(file: Path, name: str) -> Iterator[str]:
 
 
 def _written(node: ast.stmt) -> str:
-    """Return the name of the variable that a statement assigns to or extends, or an empty text."""
+    """Return the name of the variable that a statement of Python source assigns to or extends, or an empty
+    text."""
     target: ast.AST = node
     if isinstance(node, ast.Assign):
         target = node.targets[0]
@@ -85,7 +87,8 @@ def _written(node: ast.stmt) -> str:
 
 
 def _first_words(node: ast.AST) -> Iterator[str]:
-    """Yield the strings in a statement that are keys of a dictionary, or the first of a pair."""
+    """Yield the strings in a statement of Python source that are keys of a dictionary, or the first of a
+    pair."""
     for each in ast.walk(node):
         firsts: list[ast.expr | None] = list(each.keys) if isinstance(each, ast.Dict) else []
         if isinstance(each, ast.Tuple) and len(each.elts) == 2:

@@ -314,7 +314,7 @@ def _context_length(directory: Path, name: str, config: Json, given: int) -> int
     sequences worse. Raises ContextTooLong if the given one exceeds what the model can hold.
     """
     if given and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
-        return given  # a definition that cannot hold it is refused when it is loaded
+        return given  # a model that cannot hold it is refused when it is loaded
     most = _most_positions(directory, config)
     if given > most:
         raise ContextTooLong(

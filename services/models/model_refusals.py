@@ -1,7 +1,8 @@
-"""Refusal of models that cannot be served by their files alone, before anything is started or converted.
+"""Checks of a model's files, which refuse a model that cannot be served before anything is started or
+converted.
 
-Neither the tensor library nor the transformers library is imported. A model whose definition shows a missing
-feature only when it is loaded is refused then.
+Neither the tensor library nor the transformers library is imported. Some missing features show only when a
+model is loaded. Such a model is refused then.
 """
 
 import struct

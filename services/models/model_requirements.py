@@ -14,7 +14,7 @@ from baton.models.library_types import LIBRARY, drawing_types, known_types, libr
 Json = dict[str, Any]
 
 ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
-"""Model types by other names for them, which have the same definition and configuration."""
+"""Model types by other names for them, under which they have the same implementation and configuration."""
 RECURRENT: Final = ("state_size", "ssm_cfg", "attention_hidden_size", "chunkwise_kernel", "lru_width")
 """Configuration keys that only state-space and recurrent models have (Mamba, RWKV, xLSTM, Griffin).
 

@@ -35,7 +35,7 @@ def reference_tokenizer(model_dir: Path) -> Any:
 
 
 def _why(model_dir: Path, error: Exception) -> str:
-    """Return the reason why a tokenizer cannot be loaded, which names the file rather than the library's
+    """Return the reason why a tokenizer cannot be loaded, which names the file rather than transformers'
     error."""
     file = model_dir / "tokenizer.json"
     if isinstance(error, OSError) and error.filename:

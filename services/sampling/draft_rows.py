@@ -40,7 +40,7 @@ def with_drafts(row: Row, drafts: int) -> SpeculatedSequence:
 def split_drafts(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
     """Return the rows of a step with each draft as a row of its own, behind the row that it belongs to.
 
-    Taken in order, the positions of these rows whose logits are wanted are those of `rows`.
+    The logits of these rows, taken in order, are those that `rows` want.
     """
     if not any(row.drafts for row in rows):
         return rows
@@ -56,7 +56,7 @@ def split_drafts(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
 def sample_rows(logits: torch.Tensor, rows: abc.Sequence[Row]) -> list[list[DrawResult]]:
     """Return the results of sampling for each of `rows`: at the row's stop, and behind each accepted draft.
 
-    All of `rows` sample. `logits`: [draws, vocabulary], row by row.
+    All of `rows` sample. `logits`: [N, vocabulary] with one line for each row and each of its drafts.
     """
     drawn: list[list[DrawResult]] = [[] for _ in rows]
     firsts = [0, *accumulate(1 + len(row.drafts) for row in rows)]

@@ -1,7 +1,7 @@
 """Penalties and biases that change a request's scores before a token is sampled.
 
 They apply in this order: repetition penalty, presence and frequency penalties, the client's logit biases.
-Last come tokens that may not end the answer yet (`min_tokens`), so that no bias brings them back.
+Last, end tokens are excluded until `min_tokens` is reached, so that no bias brings them back.
 """
 
 from dataclasses import dataclass, field

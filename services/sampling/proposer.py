@@ -20,7 +20,10 @@ class ProposalRequest(NamedTuple):
     sequence: Sequence
     proposal: Proposal
     output: list[int]
-    """All output token ids, including those of the step. Empty if the answer ended or nothing was sampled."""
+    """All output token ids of the sequence, including those of the step.
+
+    Empty if the answer ended or nothing was sampled.
+    """
 
 
 class ProposedTokens(NamedTuple):

@@ -2,7 +2,7 @@
 
 Some layers attend to a window of the last tokens, or to the current chunk of the sequence only. Some cap
 their scores, or let each head attend to nothing as well (a sink). `find_span` derives the span from the mask
-function in the model's definition, at positions beyond the length of any small forward pass.
+function in the model's transformers implementation, at positions beyond the length of any small forward pass.
 """
 
 from collections.abc import Callable, Iterable, Mapping

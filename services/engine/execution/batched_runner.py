@@ -49,8 +49,10 @@ class BatchedRunner(StatelessRunner):
         return self.compute(make_plan(split_drafts(rows), self.cache, self._device, self.kernel))
 
     def compute(self, plan: AttentionMetadata) -> torch.Tensor | None:
-        """Return the logits [N, vocabulary] of the tokens in `plan.keep`, or None on a rank without
-        logits."""
+        """Return the logits [N, vocabulary] of the batch's tokens at the indices `plan.keep`.
+
+        Returns None on a rank without logits.
+        """
         attention = PagedAttention(plan, self.cache, self._spans)
         return self._model(plan.tokens, plan.positions, plan.keep, attention)
 

@@ -6,7 +6,7 @@ Separate library calls read weights at two thirds of the memory's speed, and key
 spend a quarter of a prompt's time between products. No library that we know fuses these or reads such pages.
 The result of a row does not depend on the other rows of its step.
 
-It is used if `runner_selection` has found that it agrees with the transformers library's definition.
+It is used if `runner_selection` has found that it agrees with the transformers implementation.
 """
 
 import ctypes
@@ -181,7 +181,7 @@ class CompiledModel:
         """The compiled C function that computes a step."""
         self._codes = codes
         self._pinned: list[torch.Tensor] = []
-        """Tensors kept alive because `_layers` and `_model` contain their addresses."""
+        """Tensors kept alive because the C structures of the model contain their addresses."""
         self._memory = WeightMemory()
         self._layers = (_Layer * len(structure.layers))()
         for index, parts in enumerate(structure.layers):
@@ -307,7 +307,7 @@ class CompiledRunner(StatelessRunner):
         """Columns and dtype of each intermediate result, which has one row per token."""
 
     def record(self) -> None:
-        """Do nothing, since a step is a single call already."""
+        """Record nothing, since a compiled step is a single call already."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
         """Return the logits of a step as `Runner.logits` does, in float32."""

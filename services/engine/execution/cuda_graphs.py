@@ -202,7 +202,7 @@ class GraphRunner(StatelessRunner):
     def _load(self, shape: BatchShape, rows: abc.Sequence[Row]) -> None:
         """Copy the numbers of `rows` to the input tensors of the calls recorded for `shape`.
 
-        The previous step has ended by then, so nothing reads what is overwritten.
+        The previous step has ended by then, so nothing reads the overwritten numbers.
         """
         filled = [*rows, *[rows[-1]] * (shape.rows - len(rows))]
         packed = pack_singles(filled, shape.pages, self._cache.group.page_tokens)
@@ -232,7 +232,7 @@ class GraphRunner(StatelessRunner):
         pages = [row.pages[row.start // size] for row in rows]
         offsets = [row.start % size for row in rows]
         entries = self._cache.tensor.permute(0, 4, 1, 2, 3, 5)
-        """[page][token][kv head][layer][plane][head_dim]"""
+        """KV cache as [page][token][kv head][layer][plane][head_dim]."""
         expected = self._computed(make_plan(rows, self._cache, self._cache.tensor.device, self._calls.kernel))
         written = entries[pages, offsets]
         entries[pages, offsets] = 0

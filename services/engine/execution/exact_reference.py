@@ -1,7 +1,7 @@
-"""Computation of the transformers library's definition in float32, as a reference for faster executions.
+"""Computation of the transformers implementation in float32, as a reference for faster executions.
 
-In bfloat16, rounding changes the results of a definition as much as a small fault would. So it computes in
-float32 over the exact values of its weights, some rows of a weight at a time. No weight is in memory in
+In bfloat16, rounding changes the results of an implementation as much as a small fault would. So it computes
+in float32 over the exact values of its weights, some rows of a weight at a time. No weight is in memory in
 float32 as a whole.
 """
 
@@ -18,7 +18,7 @@ from baton.engine.quantization.quantized_weight import ROWS_A_TIME, QuantizedWei
 
 @contextmanager
 def exactly(module: Any, codes: Mapping[nn.Linear, QuantizedWeight]) -> Iterator[None]:
-    """Make the definition `module` compute in float32 within the context.
+    """Make the transformers implementation `module` compute in float32 within the context.
 
     All weights of `module` must be those of linear layers, or vectors. `codes`: quantized weights, for linear
     layers without plain weights.

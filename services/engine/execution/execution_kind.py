@@ -7,9 +7,9 @@ class ExecutionKind(StrEnum):
     """Method by which the steps of a model are computed."""
 
     LIBRARY = "library"
-    """The transformers library's definition with our paged attention, all rows together."""
+    """The model's transformers implementation with our paged attention, all rows together."""
     ROW_BY_ROW = "row by row"
-    """The transformers library's definition with its own attention, one row after the other."""
+    """The model's transformers implementation with its own attention, one row after the other."""
     FUSED = "fused"
     """Our own decoder, which fuses operations of a layer into few calls."""
     COMPILED = "compiled"

@@ -1,10 +1,10 @@
 """Computation of models of the common decoder structure in few calls.
 
-It computes what the transformers library's definition does, in fused pieces over weights laid out for the
-device. There is one product for queries, keys and values, and one for gate and up. Rotation is in place.
-Values that all layers need are computed once a step. Residuals stay in float32 in any dtype, which takes a
-third off the error of logits in bfloat16. It is used if `runner_selection` has found that it agrees with the
-definition.
+It computes what the transformers implementation does, in fused pieces over weights laid out for the device.
+There is one product for queries, keys and values, and one for gate and up. Rotation is in place. Values that
+all layers need are computed once a step. Residuals stay in float32 in any dtype, which takes a third off the
+error of logits in bfloat16. It is used if `runner_selection` has found that it agrees with the
+implementation.
 """
 
 from typing import Any, Final

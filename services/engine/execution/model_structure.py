@@ -1,8 +1,9 @@
-"""Structure of a model's modules that our own executions can compute, found in the library's definition.
+"""Structure of a model's modules that our own executions can compute, found in the transformers
+implementation.
 
-A definition is accepted for the modules of which it consists, not for its name: RMS norms before attention
-and before a gated SiLU product, rotated queries and keys, nothing else. The code that these modules run is
-not examined here. `runner_selection` compares results.
+An implementation is accepted for the modules of which it consists, not for its name: RMS norms before
+attention and before a gated SiLU product, rotated queries and keys, nothing else. The code that these modules
+run is not examined here. `runner_selection` compares results.
 """
 
 from collections.abc import Iterable
@@ -26,8 +27,8 @@ FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling
 CAP: Final = "final_logit_softcapping"
 """Name of a configuration value that bounds logits.
 
-Some definitions apply it, and the values in FACTORS, between their modules. In bfloat16 a comparison of
-results would not notice a factor near 1.
+Some transformers implementations apply it, and the values in FACTORS, between their modules. In bfloat16 a
+comparison of results would not notice a factor near 1.
 """
 ROTATION_TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.02}
 """Largest accepted relative change of a query's or key's length by a rotation, by number format."""
@@ -36,8 +37,10 @@ ROTATED_TOKENS: Final = 8
 
 
 class UnknownStructure(Exception):
-    """A model's definition has modules that our own executions cannot compute. The message names the
-    first."""
+    """A model's transformers implementation has modules that our own executions cannot compute. The message
+    names the
+    first.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class ModelStructure:
 
 
 def find_structure(module: Any, head_dim: int, attention: Iterable[LayerAttention]) -> ModelStructure:
-    """Return the modules and weights of the definition `module` for our own executions.
+    """Return the modules and weights of the transformers implementation `module` for our own executions.
 
     `head_dim`: width of its attention heads. `attention`: attention options of its layers. Raises
     UnknownStructure.

@@ -1,4 +1,4 @@
-"""Attention over KV pages, as the transformers library's definitions call it in every layer.
+"""Attention over KV pages, as the transformers implementations call it in every layer.
 
 The library finds `paged_attention` by its registered name. `use_attention` sets the function that it calls in
 a forward pass.
@@ -43,7 +43,7 @@ class AttentionFunction(Protocol):
         """Return the attention results [1, T, query heads, head_dim].
 
         `query`: [1, query heads, T, head_dim]. `key`, `value`: [1, kv heads, T, head_dim].
-        `options`: all other arguments that the model's definition passes to its attention.
+        `options`: all other arguments that the model's transformers implementation passes to its attention.
         """
 
 
@@ -52,8 +52,10 @@ _attend: ContextVar[AttentionFunction] = ContextVar("attend")
 
 @contextmanager
 def use_attention(attend: AttentionFunction) -> Iterator[None]:
-    """Make definitions that use our attention call the function `attend` within the context, on this
-    thread."""
+    """Make transformers implementations that use our attention call the function `attend` within the context,
+    on this
+    thread.
+    """
     token = _attend.set(attend)
     try:
         yield

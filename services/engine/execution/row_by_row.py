@@ -1,4 +1,4 @@
-"""Runner that computes each row by itself, by the transformers library's definition with its own attention.
+"""Runner that computes each row by itself, by the transformers implementation with its own attention.
 
 It serves models whose attention is not the library's common one, for example with biases by distance (ALiBi),
 or positions that are counted by the cache. Each layer gives its new keys and values to a cache and gets those
@@ -60,7 +60,7 @@ class RowCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class LibraryDefinition:
-    """The transformers library's definition of a model, called as its `generate` calls it."""
+    """The transformers implementation of a model, called as the library's `generate` calls it."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -77,7 +77,7 @@ class LibraryDefinition:
         """Return the logits [T, vocabulary] of `tokens` [1, T], or [1, vocabulary] of the `last` token only.
 
         `begin`: position of the first token. `store`: stores new keys and values, and returns those of all
-        tokens. If None, the definition gets no cache and counts positions itself.
+        tokens. If None, the transformers implementation gets no cache and counts positions itself.
         """
         stop = begin + tokens.shape[1]
         given: dict[str, Any] = {"use_cache": store is not None}
@@ -95,7 +95,8 @@ class LibraryDefinition:
 
 
 class RowByRowExecution:
-    """Execution of a model by the library's definition with its own attention, one row after the other."""
+    """Execution of a model by the transformers implementation with its own attention, one row after the
+    other."""
 
     kind = ExecutionKind.ROW_BY_ROW
 
@@ -110,7 +111,8 @@ class RowByRowExecution:
 
 
 class RowByRowRunner(StatelessRunner):
-    """Runner that computes one row after the other, by the library's definition with its own attention."""
+    """Runner that computes one row after the other, by the transformers implementation with its own
+    attention."""
 
     def __init__(self, definition: LibraryDefinition, vocab_size: int, cache: PagedKvCache) -> None:
         self._definition = definition

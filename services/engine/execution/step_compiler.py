@@ -175,7 +175,7 @@ def _request_tiles(build: Build) -> None:
 
 
 def load_or_compile(build: Build) -> Any:
-    """Return the compiled function of `build`, compiling it first if no library is cached.
+    """Return the compiled function of `build`, compiling its library first if none is cached.
 
     Raises KernelUnavailable.
     """

@@ -257,7 +257,7 @@ def attention_mask(
 
 
 class _Read(NamedTuple):
-    """Rows [first, end) of the flat batch whose pages are read together, with equal numbers of pages."""
+    """One read of pages in a layer, for rows [first, end) of the flat batch with equal numbers of pages."""
 
     first: int
     end: int

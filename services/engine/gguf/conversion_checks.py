@@ -23,7 +23,7 @@ FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
 """Prefixes of tensors that are no weights, but divide rotary frequencies, as do those of FREQUENCIES."""
 LENGTHS: Final = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
-"""Keys of factors that scale the length of rotated vectors. No configuration of the library has them."""
+"""Keys of factors that scale the length of rotated vectors. transformers has no setting for them."""
 YARN: Final = "yarn"
 YARN_SETTINGS: Final[Mapping[str, tuple[str, float]]] = {
     "rope.scaling.original_context_length": ("original_max_position_embeddings", 0),
@@ -63,7 +63,7 @@ class Header:
 
     @property
     def ends(self) -> list[int]:
-        """Ids of the tokens that end an answer or a turn."""
+        """Ids of the tokens that end an answer or a turn, in ascending order."""
         ids = [self.of_tokenizer(f"{name}_token_id") for name in ENDS]
         return sorted({int(each) for each in ids if each is not None})
 
@@ -85,7 +85,7 @@ class Header:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Settings of the architecture, by key without the architecture's prefix."""
+        """Settings of the model's architecture in the header, by key without the architecture's prefix."""
         prefix = f"{self.architecture}."
         keys = [key for key in self._file.fields if key.startswith(prefix)]
         return {key.removeprefix(prefix): self._field(key) for key in keys}
@@ -107,7 +107,7 @@ def _is_narrow(tensor: ReaderTensor) -> bool:
 
 
 def lost_settings(header: Header, config: Any) -> list[str]:
-    """Return descriptions of the file's settings that the library's configuration `config` lacks: keys and
+    """Return descriptions of the file's settings that the transformers configuration lacks: keys and
     values."""
     return [
         *_lost_scaling(header, config),
@@ -118,8 +118,10 @@ def lost_settings(header: Header, config: Any) -> list[str]:
 
 
 def write_positions(header: Header, config: Any) -> None:
-    """Write rotary settings and windows that the library's reader ignored into `config`, if it has attributes
-    for them."""
+    """Write rotary settings and windows that transformers' GGUF reader ignored into `config`.
+
+    Only attributes that this configuration has are written.
+    """
     setting, rotation = header.setting, getattr(config, "rope_parameters", None) or {}
     base, local = _base(header), _local_base(header)
     scaling, factor = _scaling(header)
@@ -250,8 +252,10 @@ def lost_of_tokenizer(header: Header, version: str = LIBRARY) -> list[str]:
 
 
 def lost_weights(header: Header, model: Any) -> list[str]:
-    """Return names of weights in the file that the library's `model` cannot hold. Empty if it can hold
-    all."""
+    """Return names of weights in the file for which the transformers `model` has no parameter.
+
+    Empty if it can hold all.
+    """
     sizes = {name: size for name, size in header.sizes.items() if not name.startswith("rope_")}
     if getattr(model.config, "tie_word_embeddings", False):
         sizes.pop("output.weight", None)

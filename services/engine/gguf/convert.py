@@ -2,7 +2,7 @@
 
     python -m baton.engine.gguf.convert SOURCE TARGET [NAME]
 
-It runs in a process of its own, once for each file, because the library's loader takes seconds to minutes.
+It runs in a process of its own, once for each file, because the transformers loader takes seconds to minutes.
 Weights are written in bfloat16 if every number of the file is exact in it, else in float32, which represents
 every GGUF format exactly. They are narrowed when they are loaded. Memory is about the size of the written
 files. A file of which the library would make another model is refused.
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from baton.engine.gguf.conversion_checks import Header
 
 PLAIN: Final = "TokenizersBackend"
-"""Name of the library's tokenizer class that does exactly what its file says."""
+"""Name of the tokenizer class of transformers that does exactly as tokenizer.json says."""
 NAMED: Final = 3
 """Most weights that an error message names."""
 
 
 class ConversionRefused(Exception):
-    """The library would make another model of the GGUF file. The text says what would be missing."""
+    """The transformers library would make another model of the GGUF file. The text names the missing
+    parts."""
 
 
 def convert(source: Path, target: Path, name: str) -> None:
     """Write the model in the GGUF file `source` to the new directory `target`.
 
-    Raises ConversionRefused, UnsupportedModel, or what the library raises for a file that it cannot read or
-    an architecture that it does not know.
+    Raises ConversionRefused or UnsupportedModel. Also raises the errors of transformers for a file that it
+    cannot read or an architecture that it does not know.
     """
     from baton.engine.gguf.gguf_file import replacing_library_reader
 
@@ -87,7 +88,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
 
 
 def read_weights(source: Path, header: "Header", config: Any) -> Any:
-    """Return the library's model with the dequantized weights of the file, ready to be saved.
+    """Return the transformers model with the dequantized weights of the file, ready to be saved.
 
     Raises ConversionRefused if a weight is missing, has another shape, or does not belong to the model.
     """
@@ -121,7 +122,7 @@ def read_weights(source: Path, header: "Header", config: Any) -> Any:
 
 
 def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
-    """Return the library's tokenizer for the GGUF file, which splits text as the file states.
+    """Return the transformers tokenizer for the GGUF file, which splits text as the file states.
 
     Raises ConversionRefused if the tokenizer, once loaded from the written files, would split text in another
     way.
@@ -164,7 +165,8 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
 def write_tokenizer(tokenizer: Any, target: Path) -> None:
     """Write the tokenizer into the directory `target`, so that it is loaded exactly as written.
 
-    For some model types the library would otherwise load a tokenizer class with a split of its own.
+    For some model types the transformers library would otherwise load a tokenizer class with a split of its
+    own.
     """
     tokenizer.save_pretrained(target)
     path = target / "tokenizer_config.json"

@@ -42,7 +42,7 @@ class Reader(GGUFReader):  # type: ignore[misc]
 def read(file: str | PathLike[str]) -> GGUFReader:
     """Return the contents of a GGUF file, which is read only once in a process.
 
-    Raises what the library's reader raises.
+    Raises the errors of the gguf package's reader.
     """
     return _read(Path(file).resolve())
 
@@ -78,7 +78,7 @@ def strips_of(data: Any, kind: GGMLQuantizationType) -> Iterator[Any]:
 
 @contextmanager
 def replacing_library_reader() -> Iterator[None]:
-    """Make the transformers library read and dequantize by this module's functions within the context."""
+    """Make the transformers library read GGUF files by this module's functions within the context."""
     library: Any = gguf
     before = library.GGUFReader, library.dequantize
     library.GGUFReader, library.dequantize = read, numbers_of

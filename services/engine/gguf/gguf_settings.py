@@ -1,4 +1,4 @@
-"""Rules for GGUF settings: which attribute of the library's configuration has the value of each key.
+"""Rules for GGUF settings: which attribute of a transformers configuration has the value of each key.
 
 The transformers library's reader maps some keys of each architecture and ignores the others. Here each key
 has a rule: which attribute has it, which values change nothing, and whether its value is written. A key
@@ -22,7 +22,7 @@ These are the 27B models, as llama.cpp knows them. No file states it. All others
 PRE_SCALE: Final = "query_pre_attn_scalar"
 ALIBI_BIAS: Final = 8.0
 GATINGS: Final[Mapping[str, int]] = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2, "gpt_oss": 3}
-"""Numbers by which llama.cpp names the gating function of experts, by the library's model type."""
+"""Numbers by which llama.cpp names the gating function of experts, by transformers' model type."""
 SHOWN_CHARACTERS: Final = 40
 PREFIX: Final = "{arch}."
 
@@ -53,19 +53,24 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rule for one GGUF key: which attribute of a configuration has its value."""
+    """Rule for one GGUF setting: which attribute of a transformers configuration has its value."""
 
     names: tuple[str, ...] = ()
-    """Attributes that may have the value. The first one that the configuration's class declares counts."""
+    """Attributes of a transformers configuration that may have the setting's value.
+
+    The first one that the configuration's class declares counts.
+    """
     plain: tuple[Any, ...] = ()
-    """Values that change nothing, and so are accepted if the configuration has no such attribute."""
+    """Values of the setting that change nothing. They are accepted if the configuration has no such
+    attribute."""
     read: Callable[[Any], Any] | None = None
-    """Function that computes the value from a configuration, used instead of `names`."""
+    """Function that computes the setting's value from a transformers configuration, used instead of
+    `names`."""
     written: bool = False
     """Whether the file's value is written into the first declared attribute of `names`."""
 
     def agrees(self, value: Any, config: Any) -> bool:
-        """Return whether the model of `config` is computed with the file's `value`."""
+        """Return whether the model that `config` describes is computed with the GGUF file's `value`."""
         if self.read is not None:
             return any(_equal(value, each) for each in (self.read(config), *self.plain))
         name = self.attribute(config)
@@ -73,14 +78,15 @@ class Rule:
         return any(_equal(value, each) for each in (self.plain if has is None else (has,)))
 
     def attribute(self, config: Any) -> str | None:
-        """Return the name of the attribute of `config` that has the value, or None."""
+        """Return the name of the attribute of `config` that has the setting's value, or None."""
         kind: type = type(config)
         declared = _declared(kind)
         return next((each for each in self.names if each in declared), None)
 
 
 def write_settings(header: Settings, config: Any) -> None:
-    """Write settings that the library's reader ignored into its `config`, if it has attributes for them."""
+    """Write settings that transformers' GGUF reader ignored into its `config`, if it has attributes for
+    them."""
     for key, value in header.settings.items():
         rule = _rule(header.architecture, key)
         name = None if rule is None or not rule.written else rule.attribute(config)
@@ -94,7 +100,7 @@ def write_settings(header: Settings, config: Any) -> None:
 
 
 def unread_settings(header: Settings, config: Any) -> list[str]:
-    """Return descriptions of the file's settings that the library's `config` does not have: keys and
+    """Return descriptions of the file's settings that the transformers `config` does not have: keys and
     values."""
     return [
         shown(header, key)

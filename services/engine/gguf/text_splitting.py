@@ -19,7 +19,7 @@ AS_GPT2: Final = frozenset(
     {"gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "mellum", "gigachat", "a.x-4.0", "modern-bert"}
     | {"exaone4", "granite-docling"}
 )
-"""Names of splits that are GPT-2's split, the default of the library's reader."""
+"""Names of splits that are GPT-2's split, the default of the transformers reader."""
 DIGITS_APART: Final = frozenset(
     {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
 )
@@ -28,7 +28,7 @@ OTHER_NAMES: Final = {
     **dict.fromkeys(("stablelm2", "grok-2", "hunyuan", "solar-open"), "qwen2"),
     **dict.fromkeys(("chatglm-bpe", "glm4", "glm5"), "llama3"),
 }
-"""Names under which the library knows a split, by its llama.cpp name, if they differ."""
+"""Names under which the transformers library knows a split, by its llama.cpp name, if they differ."""
 LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"})
 BEGUN: Final = LLAMA3 | {"falcon3", "falcon-h1", "tekken"}
 """Names of splits of models whose texts begin with a start token, unless the file says otherwise."""
@@ -45,7 +45,7 @@ def split_of(header: Any) -> str | None:
 
 
 def split_by(tokenizer: Any, name: str) -> None:
-    """Make the library's `tokenizer` split text and look up pieces as the split `name` requires."""
+    """Make the transformers `tokenizer` split text and look up pieces as the split `name` requires."""
     from tokenizers import Regex, pre_tokenizers
 
     backend, known = tokenizer.backend_tokenizer, _of_the_library().get(OTHER_NAMES.get(name, name))
@@ -74,7 +74,7 @@ def spaced(header: Any) -> bool:
 
 
 def begin_with_a_space(tokenizer: Any) -> None:
-    """Make the library's `tokenizer` put a space before every text and after every special token in it.
+    """Make the transformers `tokenizer` put a space before every text and after every special token in it.
 
     llama.cpp does so even if there is a space already. The library does not add another one.
     """
@@ -86,8 +86,8 @@ def begin_with_a_space(tokenizer: Any) -> None:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return whether two tokenizers of the library split a test text with many kinds of characters in the
-    same way."""
+    """Return whether two tokenizers of the transformers library split a test text with many kinds of
+    characters in the same way."""
     pieces = [each.backend_tokenizer.pre_tokenizer.pre_tokenize_str(PROBE) for each in (one, other)]
     return [each for each, _ in pieces[0]] == [each for each, _ in pieces[1]]
 

@@ -5,12 +5,12 @@ There are two checks. `refuse_by_configuration` reads the model's configuration 
 layer's call. A model that needs anything unknown is refused, so that nothing is computed wrongly.
 
 A check has to fail in the wrong case (`probe-can-fail`). So the test pass has what steps have: a later chunk
-of one sequence, followed by the beginning of another. It is compared with a pass in which the definition
-counts the positions of a single sequence itself. Queries, keys and values differ there if a definition counts
-a step's tokens from 0, or mixes tokens outside its attention.
-A window is wider than any small pass. So spans are derived from the function from which the definition makes
-its mask, around the context's borders (`attention_span.py`). A scale that begins late in the context shows in
-a pass at its end, compared with one in which a cache gives the position.
+of one sequence, followed by the beginning of another. It is compared with a pass in which the transformers
+implementation counts the positions of a single sequence itself. Queries, keys and values differ there if an
+implementation counts a step's tokens from 0, or mixes tokens outside its attention.
+A window is wider than any small pass. So spans are derived from the function from which the implementation
+makes its mask, around the context's borders (`attention_span.py`). A scale that begins late in the context
+shows in a pass at its end, compared with one in which a cache gives the position.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,7 +82,7 @@ def probe_positions(context_length: int) -> torch.Tensor:
 
 
 def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -> None:
-    """Raise UnsupportedModel if the library's `config` or its text part needs features that are not
+    """Raise UnsupportedModel if the transformers `config` or its text part needs features that are not
     implemented.
 
     The error names all of them, including `known`, those found before. `name`: name of the model.
@@ -99,7 +99,8 @@ def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -
 
 @contextmanager
 def recording_masks() -> Iterator[None]:
-    """Make definitions with our attention pass masks that know their mask function, within the context.
+    """Make transformers implementations with our attention pass masks that know their mask function, within
+    the context.
 
     Outside of it they pass no masks.
     """
@@ -123,8 +124,8 @@ def _probed_mask(*, mask_function: MaskFunction, q_length: int, kv_length: int, 
 
 
 class CountedPositions:
-    """Cache without contents, from which a definition learns how many tokens precede the first one of a
-    step."""
+    """Cache without contents that tells a transformers implementation how many tokens precede a step's first
+    one."""
 
     is_compileable = False
 
@@ -215,9 +216,9 @@ class AttentionProbe:
         """Return the sizes of attention in this pass. Raises UnsupportedModel for features that are not
         implemented.
 
-        `whole`: probe of the tokens as one sequence, with masks and positions from the definition. `counted`:
-        probe of this pass with positions from the definition. `order`: positions of this pass. `layers`: ids
-        of the layers in the pass, all if None.
+        `whole`: probe of the tokens as one sequence, with masks and positions from the transformers
+        implementation. `counted`: probe of this pass with positions from the implementation. `order`:
+        positions of this pass. `layers`: ids of the layers in the pass, all if None.
         """
         total = int(text_of(config).num_hidden_layers)
         if sorted(self._calls) != list(range(total) if layers is None else layers):
@@ -282,9 +283,9 @@ def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def cached_windows(config: Any) -> dict[int, int]:
-    """Return the windows of layers of which the library's own cache stores only some tokens, by layer.
+    """Return the windows of layers of which the cache of transformers stores only some tokens, by layer.
 
-    Masks of some definitions allow more tokens than that, for example Moshi's.
+    Masks of some implementations allow more tokens than that, for example Moshi's.
     """
     layers = DynamicCache(config=text_of(config)).layers
     windows = {index: getattr(layer, "sliding_window", None) for index, layer in enumerate(layers)}
@@ -298,7 +299,8 @@ def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
 
 
 def _setting(config: Any, key: str) -> Any:
-    """Return a setting of the whole model, or None. The library raises an error if it differs by layer."""
+    """Return a setting of the whole model, or None. The transformers library raises an error if it differs by
+    layer."""
     try:
         return getattr(config, key, None)
     except Exception:

@@ -74,7 +74,7 @@ def library_errors_in_a_line(directory: Path) -> Iterator[None]:
 
 
 def read_configuration(directory: Path, name: str) -> Any:
-    """Return the library's configuration object of the model, without its quantization.
+    """Return the transformers configuration object of the model, without its quantization.
 
     Raises ModelUnreadable, or UnsupportedModel for a type that the library does not know.
     """
@@ -106,11 +106,11 @@ def load_definition(
     *,
     ours: bool,
 ) -> Any:
-    """Load the library's definition of a model with its weights, and return it.
+    """Load the transformers implementation of a model with its weights, and return it.
 
-    `maker`: class that makes a definition of `config`; with `pending` it is the definition's own class.
-    `pending`: weights, if they are not the plain contents of the files. `ours`: use our attention. Raises
-    UnsupportedModel or ModelUnreadable.
+    `maker`: class that makes an implementation of `config`; with `pending` it is the implementation's own
+    class. `pending`: weights, if they are not the plain contents of the files. `ours`: use our attention.
+    Raises UnsupportedModel or ModelUnreadable.
     """
     with load_report() as report:
         try:
@@ -150,7 +150,7 @@ def load_definition(
 
 
 def make_definition(name: str, config: Any, dtype: str, *, ours: bool = True) -> Any:
-    """Return the library's definition of a model without memory for its weights.
+    """Return the transformers implementation of a model without memory for its weights.
 
     `ours`: use our attention. Raises UnsupportedModel.
     """
@@ -165,7 +165,8 @@ def make_definition(name: str, config: Any, dtype: str, *, ours: bool = True) ->
 
 
 def check_logits(name: str, module: Any) -> None:
-    """Raise UnsupportedModel if the definition can only compute the logits of all positions at once."""
+    """Raise UnsupportedModel if the transformers implementation can only compute the logits of all positions
+    at once."""
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
         raise UnsupportedModel(
             f"the model {name} ({module.config.model_type}) cannot be served: its definition computes the "
@@ -178,10 +179,10 @@ def _where(frames: traceback.StackSummary) -> str:
 
 
 def _explanation(error: Exception, act: str) -> str:
-    """Return the reason why the library cannot `act`, "load" or "make", a model.
+    """Return the reason why the transformers library cannot `act`, "load" or "make", a model.
 
-    A definition that supports only its own attention functions looks ours up among them, and fails with its
-    name.
+    An implementation that supports only its own attention functions looks ours up among them, and fails with
+    its name.
     """
     cannot = f"the transformers library cannot {act} it"
     if error.args == (ATTENTION_NAME,):
@@ -192,6 +193,7 @@ def _explanation(error: Exception, act: str) -> str:
 
 
 def _all_lines(error: Exception) -> str:
-    """Return an error's text in one line. The library names a wrong value only behind the first line."""
+    """Return an error's text in one line. The transformers library names a wrong value only behind the first
+    line."""
     text = " ".join(str(error).split())
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…"

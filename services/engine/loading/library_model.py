@@ -34,7 +34,7 @@ from baton.engine.quantization.quantized_weight import QuantizedWeight
 from baton.models.model_facts import ModelFacts, UnsupportedModel
 
 FAILURES: Final = (RuntimeError, AttributeError, TypeError, ValueError, LookupError)
-"""Errors that a definition raises if it cannot compute with its arguments."""
+"""Errors that a transformers implementation raises if it cannot compute with its arguments."""
 
 
 class LibraryModel:
@@ -53,7 +53,7 @@ class LibraryModel:
         *,
         row_by_row: bool = False,
     ) -> None:
-        """Check `module`, the library's definition, by small forward passes without other ranks.
+        """Check `module`, the transformers implementation, by small forward passes without other ranks.
 
         The last pass is at the end of the context, where a table of positions may be too short.
         `load`: loads `module` once more. `quantized`: quantized weights, if steps multiply them without
@@ -66,15 +66,17 @@ class LibraryModel:
         """Quantized weights by linear layer, if steps multiply them as such, else None. Only a compiled step
         can."""
         self.module = module
-        """The library's definition, or this pipeline stage of it. None after `release`."""
+        """The transformers implementation, or this pipeline stage of it. None after `release`."""
         self._shard = shard
         self._load = load
         self._needs_counts = False
-        """Whether each forward pass must get a cache from which the definition learns positions."""
+        """Whether each forward pass must get a cache from which the transformers implementation learns
+        positions."""
         parameters = inspect.signature(module.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.definition = LibraryDefinition(module) if row_by_row else None
-        """The definition with its own attention, if the model can only be computed row by row, else None."""
+        """The transformers implementation with its own attention, if the model can only be computed row by
+        row, else None."""
         self.geometry: Geometry
         self.attention: Mapping[int, LayerAttention]
         """Attention options by layer id, for the layers with our attention."""
@@ -102,11 +104,12 @@ class LibraryModel:
         attend: AttentionFunction,
         counts: CountedPositions | None = None,
     ) -> torch.Tensor | None:
-        """Return the logits [N, vocabulary] of a batch in the model's dtype, computed by the library's
-        definition.
+        """Return the logits [N, vocabulary] of a batch in the model's dtype, computed by the transformers
+        implementation.
 
-        `tokens`: [1, T] flat batch. `positions`: [1, T], or None if the definition is to count them. `keep`:
-        [N] indices of tokens in the batch. `counts`: cache from which the definition learns positions.
+        `tokens`: [1, T] flat batch. `positions`: [1, T], or None if the implementation is to count them.
+        `keep`: [N] indices of tokens in the batch. `counts`: cache from which the implementation learns
+        positions.
         Every rank calls it. One of them gets the logits, the others None.
         """
         if counts is None and positions is not None and self._needs_counts:
@@ -124,34 +127,39 @@ class LibraryModel:
         return logits if shard is None or shard.has_logits else None
 
     def structure(self) -> ModelStructure:
-        """Return the modules and weights of the definition for our own executions. Raises
-        UnknownStructure."""
+        """Return the modules and weights of the transformers implementation for our own executions. Raises
+        UnknownStructure.
+        """
         structure = find_structure(self.module, self.geometry.head_dim, self.attention.values())
         if not self._only_rotates:
             raise UnknownStructure("queries or keys that their position does more to than turn them")
         return structure
 
     def exactly(self) -> AbstractContextManager[None]:
-        """Make the definition, if it has the common structure, compute in float32 within the context."""
+        """Make the transformers implementation, if it has the common structure, compute in float32 within the
+        context."""
         return exactly(self.module, self.quantized or {})
 
     def weights(self) -> list[torch.Tensor]:
-        """Return every weight of the definition once, including tied ones."""
+        """Return every weight of the transformers implementation once, including tied ones."""
         return [each.data for each in self.module.parameters()]
 
     def release(self) -> None:
-        """Drop the definition after an execution has taken its weights, so that they are not in memory
-        twice."""
+        """Drop the transformers implementation after an execution has taken its weights, so that they are not
+        in memory
+        twice.
+        """
         self.module = None
 
     def reload(self) -> None:
-        """Load the definition again after `release`. Raises the errors of loading a model."""
+        """Load the transformers implementation again after `release`. Raises the errors of loading a
+        model."""
         if self._load is None:
             raise AssertionError("a rank's part of a model was released")
         self.module = self._load()
 
     def _check_over_pages(self, module: Any) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
-        """Check that the definition computes with our attention.
+        """Check that the transformers implementation computes with our attention.
 
         Returns its sizes and its attention options by layer, and the number of logits. Raises
         UnsupportedModel.
@@ -201,8 +209,8 @@ class LibraryModel:
         """Return whether given positions at the context's end have the same effect as positions counted by a
         cache.
 
-        Some definitions agree only if they get a cache that counts, for example to scale queries by the
-        length of a sequence. Then every step passes one.
+        Some transformers implementations agree only if they get a cache that counts, for example to scale
+        queries by the length of a sequence. Then every step passes one.
         """
         late = AttentionProbe(self.facts.context_length)
         begin = self.facts.context_length - tokens.shape[1]
@@ -225,8 +233,8 @@ class LibraryModel:
         keep: torch.Tensor,
         counts: CountedPositions | None = None,
     ) -> AttentionProbe | None:
-        """Return the record of attention calls in one forward pass, or None if the definition cannot compute
-        it."""
+        """Return the record of attention calls in one forward pass, or None if the transformers
+        implementation cannot compute it."""
         probe = AttentionProbe(self.facts.context_length)
         try:
             self.logits(tokens, positions, keep, probe, counts)
@@ -279,7 +287,7 @@ def _cannot_run(name: str, config: Any, error: Exception) -> UnsupportedModel:
 
 
 def _missing_setting(config: Any, error: Exception) -> str:
-    """Return a hint at a missing setting that may have made a definition fail. The library's error names
+    """Return a hint at a missing setting that may have made the model fail. The error of transformers names
     none."""
     if getattr(config, "pad_token_id", None) is not None or "NoneType" not in str(error):
         return ""

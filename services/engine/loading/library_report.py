@@ -17,11 +17,11 @@ CAUSE: Final = re.compile(
     r"^\w+(?:Error|Exception): (.+)\n.*\nError.* (?:destined for|processing parameter) (\S+?)(?:\. .*)?$",
     re.MULTILINE,
 )
-"""Pattern that finds an error in the report, and the weight for which it occurred."""
+"""Pattern that finds an error in transformers' report on weights, and the weight for which it occurred."""
 
 
 class LoadReport(logging.Filter):
-    """Log filter that takes the library's report on weights out of the log and stores its text."""
+    """Log filter that takes transformers' report on weights out of the log and stores its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class LoadReport(logging.Filter):
         return False
 
     def explain(self, error: str) -> str:
-        """Return the library's `error`, or its cause from the report if the error only refers to the
-        report."""
+        """Return the text of a transformers `error`, or its cause from the report if the error only refers to
+        that."""
         if REFERS not in error:
             return error
         found = CAUSE.search(self._text)
@@ -45,7 +45,7 @@ class LoadReport(logging.Filter):
 
 @contextmanager
 def load_report() -> Iterator[LoadReport]:
-    """Capture the library's report while it loads weights within the context."""
+    """Capture transformers' report on weights while it loads a model within the context."""
     report, logger = LoadReport(), logging.getLogger(LOGGER)
     logger.addFilter(report)
     try:

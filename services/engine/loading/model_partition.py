@@ -1,8 +1,8 @@
-"""Partition of a model's definition among ranks, for tensor and pipeline parallelism.
+"""Partition of a model's implementation among ranks, for tensor and pipeline parallelism.
 
-It follows the plans that the transformers library has for each definition. The tensor-parallel plan names the
-weights that are divided and how. The pipeline plan names the modules before and after the layers. Modules of
-the common kind are divided even if a plan leaves them whole. A plan that requires anything unknown is
+It follows the plans that the transformers library has for each implementation. The tensor-parallel plan names
+the weights that are divided and how. The pipeline plan names the modules before and after the layers. Modules
+of the common kind are divided even if a plan leaves them whole. A plan that requires anything unknown is
 refused, with its name.
 
 Attention is divided by heads, even if its plan joins the heads again: each rank has the pages of its own
@@ -64,7 +64,8 @@ WHOLE: Final = (
 )
 """Tensor-parallel styles of modules that are replicated: every rank computes them whole."""
 STAGED: Final = ("embed_tokens", "layers", "norm")
-"""Pipeline plan for a definition that has no plan of its own and consists of these modules."""
+"""Pipeline plan for a transformers implementation that has no plan of its own and consists of these
+modules."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
 QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
 """Names of query projections. An attention that is divided by heads has one of them."""
@@ -79,7 +80,8 @@ COMMON: Final[Mapping[str, Mapping[str, str]]] = {
     | {"gate_proj": COLUMNS, "sinks": COLUMNS},
     "mlp": {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS},
 }
-"""Tensor-parallel plan, by part of a layer, used if the definition's own plan leaves that part whole.
+"""Tensor-parallel plan, by part of a layer, used if the transformers implementation's own plan leaves that
+part whole.
 
 The part consists of these modules, and of norms over a head.
 """
@@ -152,7 +154,8 @@ def partition_weights(name: str, module: Any, shard: RankShard) -> dict[str, Cut
 
 
 class WeightPartitioner:
-    """Divides the modules of one definition among tensor-parallel ranks, by the style of each module."""
+    """Divides the modules of one transformers implementation among tensor-parallel ranks, by the style of
+    each module."""
 
     def __init__(self, name: str, module: Any, shard: RankShard, plan: Mapping[str, str]) -> None:
         self.cuts: dict[str, Cut] = {}
@@ -344,7 +347,7 @@ def _parts(part: nn.Module, head_dim: int) -> set[str]:
 
 
 def _experts_plan(module: Any, plan_entries: Mapping[str, str]) -> dict[str, str]:
-    """Return the library's plan for experts, if the tensor-parallel plan leaves them whole, else an empty
+    """Return transformers' plan for experts, if the tensor-parallel plan leaves them whole, else an empty
     one."""
     experts: dict[str, str] = getattr(text_of(module.config), "base_model_ep_plan", None) or {}
     return {} if plan_entries.keys() & experts.keys() else experts

@@ -49,7 +49,7 @@ class ParallelNorm(nn.Module):
     """An RMS norm over all heads of a token together, of which each rank has some."""
 
     def __init__(self, norm: nn.Module, link: RankLink, copies: int) -> None:
-        """Take over the weight of `norm`, the definition's norm over all heads.
+        """Take over the weight of `norm`, the transformers implementation's norm over all heads.
 
         `copies`: number of ranks that have the same heads. Raises ValueError if it is no RMS norm.
         """
@@ -81,8 +81,9 @@ class ParallelNorm(nn.Module):
 class MissingEmbedding(nn.Module):
     """Placeholder of an embedding that is on another pipeline stage.
 
-    In a step it returns NaN, so that a definition which uses it after its first layer computes NaN. While the
-    link to other stages is cut it returns distinct numbers for each token, for checks.
+    In a step it returns NaN, so that a transformers implementation which uses it after its first layer
+    computes NaN. While the link to other stages is cut it returns distinct numbers for each token, for
+    checks.
     """
 
     none: torch.Tensor
@@ -95,7 +96,7 @@ class MissingEmbedding(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """An empty tensor, since definitions read the device of this weight."""
+        """An empty tensor, since transformers implementations read the device of this weight."""
         return self.none
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_msca
 
 
 def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
-    """Leave in the library's `config` only the rotary factors for a context of `context_length` tokens.
+    """Leave in the transformers `config` only the rotary factors for a context of `context_length` tokens.
 
     Raises UnsupportedModel if no factors are valid for all lengths.
     """

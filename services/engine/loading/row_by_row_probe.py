@@ -1,8 +1,8 @@
-"""Check whether a definition with its own attention can run over pages, row by row.
+"""Check whether a transformers implementation with its own attention can run over pages, row by row.
 
-Pages suffice if a definition needs nothing of earlier tokens but their keys, values and positions. To check
-that, two sequences are computed in alternating chunks. The results are compared with those of each whole
-sequence without a cache (`probe-can-fail`).
+Pages suffice if an implementation needs nothing of earlier tokens but their keys, values and positions. To
+check that, two sequences are computed in alternating chunks. The results are compared with those of each
+whole sequence without a cache (`probe-can-fail`).
 """
 
 from typing import Final
@@ -27,7 +27,8 @@ WHOLE: Final = 24
 CHUNKS: Final = ((0, 13), (13, 20), (20, 21), (21, WHOLE))
 """Chunks (begin, end) in which each test sequence is computed, in token positions."""
 LAST: Final = 4
-"""Number of tokens at the end of the context that the definition has to compute in the check."""
+"""Number of tokens at the end of the context that the transformers implementation has to compute in the
+check."""
 
 
 class RecordedCache:
@@ -51,10 +52,11 @@ class RecordedCache:
 def check_row_by_row(
     facts: ModelFacts, definition: LibraryDefinition, device: torch.device, dtype: str
 ) -> Geometry:
-    """Check that the definition can run row by row, and return the sizes of its keys and values.
+    """Check that the transformers implementation can run row by row, and return the sizes of its keys and
+    values.
 
     Raises UnsupportedModel if it needs more of earlier tokens than keys, values and positions. Errors of the
-    definition are raised, too.
+    implementation are raised, too.
     """
     name, config, context_length = facts.name, definition.config, facts.context_length
     kind = config.model_type
@@ -100,7 +102,8 @@ def _geometry(name: str, kind: str, cache: RecordedCache, layers: int, passes: i
 def _compute_the_end(
     definition: LibraryDefinition, geometry: Geometry, context_length: int, tokens: torch.Tensor
 ) -> None:
-    """Compute the last positions of the context. The definition raises if its position tables are shorter."""
+    """Compute the last positions of the context. The transformers implementation raises if its position
+    tables are shorter."""
 
     def store(_: int, keys: torch.Tensor, __: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         zeros = keys.new_zeros(1, 1, 1, 1).expand(1, geometry.kv_heads, context_length, geometry.head_dim)

@@ -1,9 +1,9 @@
-"""Choice of the execution of a model: the fastest one that agrees with the transformers library's definition.
+"""Choice of the execution of a model: the fastest one that agrees with the transformers implementation.
 
 Both compute the same small steps while the model is loaded: a prompt, a chunk of it together with another
 prompt, and, at the end of the context, a token of each. The logits have to agree, and so do the keys and
 values in the pages, since another worker may continue with them. If they do not, the library computes, and
-the log gives the reason. For the comparison the definition computes in float32. It also computes in the
+the log gives the reason. For the comparison the implementation computes in float32. It also computes in the
 model's own format, which shows the effect of rounding.
 """
 
@@ -53,7 +53,7 @@ QUANTIZED_TOLERANCES: Final = {**TOLERANCES, "bfloat16": 0.03}
 format."""
 ROUNDINGS: Final = 2
 """Factor of rounding: our result may differ by this many times the difference that rounding makes to the
-definition.
+transformers implementation.
 
 It counts if it exceeds the fixed tolerance.
 """
@@ -77,15 +77,16 @@ Later steps are rotated as if they came at its end, but attend to no more tokens
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Results of the library's definition that an execution has to reproduce."""
+    """Results of the transformers implementation that an execution has to reproduce."""
 
     answers: list[torch.Tensor]
     tolerance: float
-    """Largest accepted relative difference."""
+    """Largest accepted relative difference between the results of an execution and these."""
 
 
 class BatchedExecution:
-    """Execution that computes all rows together, by the library's definition or by our fused decoder."""
+    """Execution that computes all rows together, by the transformers implementation or by our fused
+    decoder."""
 
     def __init__(
         self,
@@ -95,8 +96,8 @@ class BatchedExecution:
         weight_bytes: int,
         decoder: FusedDecoder | None = None,
     ) -> None:
-        """Store the function `compute` and the `decoder` behind it, or None if the library's definition
-        computes.
+        """Store the function `compute` and the `decoder` behind it, or None if the transformers
+        implementation computes.
 
         `spans`: attention spans by layer id.
         """
@@ -111,17 +112,17 @@ class BatchedExecution:
 
 
 def library_execution(model: LibraryModel) -> Execution:
-    """Return the execution by the library's definition, row by row if the model needs that."""
+    """Return the execution by the transformers implementation, row by row if the model needs that."""
     if model.definition is not None:
         return RowByRowExecution(model.definition, model.vocab_size, model.weight_bytes)
     return BatchedExecution(ExecutionKind.LIBRARY, model.logits, model.spans, model.weight_bytes)
 
 
 def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFor | None = None) -> Execution:
-    """Return the fastest execution of `model` that agrees with the library's definition.
+    """Return the fastest execution of `model` that agrees with the transformers implementation.
 
     `kernel_for`: returns a compiled step. None if steps are not to be compiled. An execution of our own takes
-    the weights from `model`. Raises UnsupportedModel if the definition itself does not compute over our
+    the weights from `model`. Raises UnsupportedModel if the implementation itself does not compute over our
     pages, and StartupError if no execution can multiply the model's quantized weights.
     """
     least = LONG + (MORE if model.spans else 0)
@@ -153,7 +154,7 @@ def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFo
 
 
 def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> list[torch.Tensor]:
-    """Return the results of the test steps by the library's definition over our pages. Raises
+    """Return the results of the test steps by the transformers implementation over our pages. Raises
     UnsupportedModel."""
     try:
         return comparison_results(model, library, kv)
@@ -167,7 +168,8 @@ def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> li
 
 
 def _reference(model: LibraryModel, kv: KvGroup, defined: list[torch.Tensor]) -> Reference:
-    """Return the definition's results in float32, with only keys and values rounded as pages store them.
+    """Return the transformers implementation's results in float32, with only keys and values rounded as pages
+    store them.
 
     `defined`: its results in the model's own format. Raises UnknownStructure.
     """
@@ -213,10 +215,11 @@ def _fused(model: LibraryModel, layout: KvLayout, reference: Reference) -> tuple
 def _verified(
     model: LibraryModel, layout: KvLayout, reference: Reference, kernel_for: KernelFor | None
 ) -> tuple[Execution | None, str]:
-    """Return an execution of our own if it agrees with `reference`, or None and the reason.
+    """Return the fused or compiled execution if its results agree with `reference`, or None and the reason.
 
-    Without agreement `model` has its weights again. Raises UnknownStructure, UnsupportedShapes and
-    KernelUnavailable, and then nothing has changed.
+    `kernel_for`: returns a compiled step, or None for the fused decoder. Without agreement `model` has its
+    weights again. Raises UnknownStructure, UnsupportedShapes and KernelUnavailable, and then nothing has
+    changed.
     """
     execution: Execution | None = None
     try:
@@ -339,8 +342,10 @@ def _rounded(
     keep: torch.Tensor,
     attention: PagedAttention,
 ) -> torch.Tensor | None:
-    """Compute the definition's logits, with keys and values rounded to `kept_in` before they reach the
-    pages."""
+    """Compute the transformers implementation's logits, with keys and values rounded to `kept_in` before they
+    reach the
+    pages.
+    """
 
     def attend(
         module: torch.nn.Module,

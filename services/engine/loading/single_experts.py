@@ -1,4 +1,5 @@
-"""Experts that quantized releases store one by one, while the library's definition stores them together.
+"""Experts that quantized releases store one by one, while the transformers implementation stores them
+together.
 
 Tools that quantize one linear layer at a time split such experts. The transformers library's mapping of
 weights does not know this, because its own quantizers compute with other modules. With an extended mapping it
@@ -16,15 +17,15 @@ SINGLE_EXPERTS: Final = {
     "llama4_text": ("feed_forward.experts", True),
     "qwen3_vl_moe": ("mlp.experts", False),
 }
-"""Path of the experts, and whether the definition stores them as [in, out], by the library's model type.
+"""Path of the experts, and whether transformers stores them as [in, out], by its model type.
 
-Such files have [out, in].
+Files with single experts have [out, in].
 """
 
 
 @contextmanager
 def joining_single_experts() -> Iterator[None]:
-    """Make the library accept both single and joined experts within the context."""
+    """Make the transformers library accept both single and joined experts within the context."""
     before = {kind: mapping.get_checkpoint_conversion_mapping(kind) for kind in SINGLE_EXPERTS}
     for kind, (path, is_transposed) in SINGLE_EXPERTS.items():
         added = _joined(path, [Transpose(1, 2)] if is_transposed else [])

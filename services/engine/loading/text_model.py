@@ -21,7 +21,7 @@ MAKERS: Final = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
 )
-"""The library's classes that make a definition, by the configuration classes they know. The first match is
+"""Classes of transformers that load a model, by the configuration classes they know. The first match is
 used."""
 
 
@@ -35,14 +35,15 @@ def is_container(config: Any) -> bool:
 
 
 def maker_of(config: Any) -> Any:
-    """Return the library's class that loads a definition of `config`, or None if none generates text."""
+    """Return the class of transformers that loads a model of `config`, or None if none generates text."""
     return next((maker for known, maker in MAKERS if type(config) in known), None)
 
 
 def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | None:
-    """Return the attention that a definition of `config` is to use: our function's name, for its text part.
+    """Return the attention that a transformers implementation of `config` is to use: our function's name, for
+    its text part.
 
-    Returns None for the definition's own attention, if not `ours`.
+    Returns None for the implementation's own attention, if not `ours`.
     """
     if not ours:
         return None

@@ -1,7 +1,8 @@
-"""Reading of the weights in a model directory's files, and filling of a definition with them.
+"""Reading of the weights in a model directory's files, and filling of a transformers implementation with
+them.
 
-The definition is made without memory for its weights, partitioned, and then filled. Of each weight only this
-rank's part is read.
+The implementation is made without memory for its weights, partitioned, and then filled. Of each weight only
+this rank's part is read.
 """
 
 import re
@@ -38,10 +39,11 @@ SPREAD: Final = 0.02
 
 
 def empty_module(config: Any, dtype: torch.dtype, *, ours: bool = True) -> Any:
-    """Return the library's definition of `config` with weights on the meta device and everything else real.
+    """Return the transformers implementation of `config` with weights on the meta device and everything else
+    real.
 
-    Parameters that the definition wants in float32 whatever the model's dtype is are in float32. `ours`: use
-    our attention.
+    Parameters that the implementation wants in float32 whatever the model's dtype is are in float32. `ours`:
+    use our attention.
     """
     with _weights_without_memory():
         module = maker_of(config).from_config(
@@ -72,7 +74,7 @@ def _weights_without_memory() -> Iterator[None]:
 
 
 def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
-    """Return the bytes of memory that `fill` will take for the parameters of `module`.
+    """Return the bytes of memory that `fill` will take for the parameters of the model `module`.
 
     `cuts`: this rank's parts, by parameter.
     """
@@ -85,7 +87,7 @@ def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
 
 
 def plain_sources(weights: Weights) -> dict[str, Source]:
-    """Return the sources of weights whose names are those of the definition's parameters."""
+    """Return the sources of weights that have the same names as the model's parameters."""
     return {name: FileWeight(weights, name) for name in weights.names}
 
 
@@ -116,7 +118,8 @@ def fill(module: Any, cuts: Mapping[str, Cut], sources: Mapping[str, Source], de
 
 
 def _may_lack(module: Any, path: str) -> bool:
-    """Return whether the library's definition works without the parameter `path` in the model's files."""
+    """Return whether the transformers implementation works without the parameter `path` in the model's
+    files."""
     patterns = module._keys_to_ignore_on_load_missing or ()
     return any(re.search(pattern, path) for pattern in patterns)
 
@@ -139,7 +142,7 @@ class DummyWeights:
     """
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        """Take the names and shapes of the weights from `module`, the whole definition."""
+        """Take the names and shapes of the weights from `module`, the whole transformers implementation."""
         tied = _ties(module).keys()
         shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
         self._shapes = {name: shape for name, shape in shapes.items() if name not in tied}
@@ -206,8 +209,8 @@ class WeightFiles:
         return self._stored(name).part(box) if packed is None else self._dequantised(name, packed, box)
 
     def sources(self, module: Any) -> dict[str, Source]:
-        """Return the sources in these files of each parameter of `module`, a whole definition, by parameter
-        name.
+        """Return the sources in these files of each parameter of `module`, a whole transformers
+        implementation, by parameter name.
 
         Raises UnsupportedModel or ModelUnreadable.
         """
@@ -245,7 +248,8 @@ class WeightFiles:
         return self._stored(name).whole().clone()
 
     def pending(self) -> "dict[str, PendingWeight]":
-        """Return all weights by name, each of which is read when it is indexed, as the library expects."""
+        """Return all weights by name, each of which is read when it is indexed, as the transformers library
+        expects."""
         plain = {name: PendingWeight(partial(self._copied, name)) for name in self.table.plain}
         packed = {
             name: PendingWeight(partial(self._dequantised, name, each, tuple(map(range, each.shape))))

@@ -1,4 +1,4 @@
-"""Mapping from the weights in files to the parameters of a definition.
+"""Mapping from the weights in files to the parameters of an implementation.
 
 The transformers library renames and joins weights as it loads them: single experts become one tensor, two
 projections become one. Here that mapping is applied backwards, as data. Each parameter is a tree whose leaves
@@ -20,12 +20,13 @@ Box = tuple[range, ...]
 
 
 class UnknownOperation(Exception):
-    """The library makes a parameter by an operation that is not implemented here. The text names the
-    operation."""
+    """The transformers library makes a parameter by an operation that is not implemented here. The text names
+    the operation."""
 
 
 class ShapesDiffer(Exception):
-    """Weights that the library would join have shapes that do not fit. The text names one of the weights."""
+    """Weights that the transformers library would join have shapes that do not fit. The text names one of the
+    weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +224,13 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedParameter:
-    """One or several parameters that a converter of the library makes out of weights."""
+    """One or several parameters that a converter of the transformers library makes out of weights."""
 
     converter: Any
     target: str
     """Name of the first of these parameters."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of all parameters of the definition, by name."""
+    """Shapes of all parameters of the transformers implementation, by name."""
     config: Any
 
     @property
@@ -249,7 +250,8 @@ Parts = dict[str, list[Source]]
 
 
 def sources_of(module: Any, weights: Weights) -> dict[str, Source]:
-    """Return the source of each parameter and persistent buffer of `module`, a whole definition, by name.
+    """Return the source of each parameter and persistent buffer of `module`, a whole transformers
+    implementation, by name.
 
     Parameters that `weights` cannot make are left out, and superfluous weights are ignored. Raises
     UnknownOperation or ShapesDiffer.
@@ -348,7 +350,7 @@ def _transposed(operation: Any, parts: Parts, making: ConvertedParameter) -> Par
 
 
 def _deinterleaved(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
-    """Apply the library's deinterleaving: even indices come first, then the odd ones."""
+    """Apply transformers' deinterleaving of a weight: even indices come first, then the odd ones."""
     if operation.inverse:
         raise UnknownOperation("Interleave, inverse")
     whole = _single(parts[_only(list(parts))])

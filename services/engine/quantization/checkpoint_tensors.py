@@ -1,8 +1,8 @@
 """Assignment of a quantized checkpoint's tensors to the weights that they make together.
 
-All known formats are dequantized as they are loaded, and the model's own definition computes over plain
-numbers. Tensors are recognized by the suffixes that each format adds to a weight's name. The configuration
-states what they mean. Unknown ones are refused, so that codes are never taken for numbers.
+All known formats are dequantized as they are loaded, and the model's own transformers implementation computes
+over plain numbers. Tensors are recognized by the suffixes that each format adds to a weight's name. The
+configuration states what they mean. Unknown ones are refused, so that codes are never taken for numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ class CheckpointTensors:
         self._how = how or CheckpointQuantization("")
         self._taken: set[str] = set()
         self.packed: dict[str, PackedWeight] = {}
-        """Quantized weights by their names in the model's definition."""
+        """Quantized weights by their names in the model's transformers implementation."""
         if how is not None:
             for name in types:
                 self._enter(name)

@@ -24,7 +24,7 @@ class GgufBlocks:
     """The quantized blocks in one GGUF file, by the model's weight names."""
 
     def __init__(self, path: Path) -> None:
-        """Open the GGUF file `path`. Raises what the gguf library raises for a file that it cannot read."""
+        """Open the GGUF file `path`. Raises the errors of the gguf package for a file that it cannot read."""
         file = Reader(path)
         self._tensors: Mapping[str, ReaderTensor] = {each.name: each for each in file.tensors}
         architecture = file.fields["general.architecture"].contents()
@@ -62,7 +62,7 @@ class GgufBlocks:
 
 
 def _in_order(codes: QuantizedWeight, weight: torch.Tensor) -> QuantizedWeight:
-    """Return the codes with their rows in the order of the rows of `weight`.
+    """Return quantized codes of a GGUF tensor with their rows in the order of the rows of `weight`.
 
     Raises NotQuantizable if a row of `weight` has other numbers than any row of the codes.
     """
@@ -82,7 +82,7 @@ def _bytes(rows: torch.Tensor) -> Bytes:
 
 
 def _halves(blocks: Bytes, at: int) -> torch.Tensor:
-    """Return the float16 number at byte `at` of each block."""
+    """Return the float16 number at byte `at` of each GGUF block."""
     return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0])
 
 

@@ -39,7 +39,7 @@ class PackedWeight(Protocol):
 
     @property
     def step(self) -> int:
-        """Number of rows that have to be computed together."""
+        """Number of rows of the weight that have to be dequantized together."""
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Return the dequantized rows [start, stop) in float32. `start` is a multiple of `step`.

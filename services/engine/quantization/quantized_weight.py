@@ -14,7 +14,7 @@ import torch
 GROUP: Final = 32
 """Consecutive numbers of a row that share a scale, in weights quantized by this module."""
 GROUPS: Final = (16, 32)
-"""Group sizes that the compiled step supports."""
+"""Sizes of groups that share a scale, in numbers of a row, which the compiled step supports."""
 LARGEST: Final = {8: 127, 4: 15}
 """Largest code, by the number of its bits. Codes of 8 bits are signed."""
 MIDDLE: Final = 8

@@ -1,7 +1,8 @@
 """Quantization of a loaded model's weights, for the setting `--quantize`.
 
-The loaded definition gets the numbers that the codes stand for. Steps that multiply codes have to agree with
-its results (`runner_selection.py`). A worker that does not multiply codes computes with the definition.
+The loaded transformers implementation gets the numbers that the codes stand for. Steps that multiply codes
+have to agree with its results (`runner_selection.py`). A worker that does not multiply codes computes with
+the implementation.
 """
 
 from collections import Counter
