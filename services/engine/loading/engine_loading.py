@@ -26,7 +26,7 @@ from baton.inference.kv_memory import pages_that_fit
 from baton.inference.remote_writes import flush_for
 from baton.inference.runner import Runner
 from baton.inference.step_engine import drawing_rank
-from baton.pages.layout import KvLayout, full_group
+from baton.pages.layout import KvGroup, KvLayout, full_group
 from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat, Quantize
@@ -73,11 +73,7 @@ def load_engine(
     device that does not exist, too little memory.
     """
     torch.set_num_threads(threads)
-    rank_group = alone() if rank_group is None else rank_group
-    if (rank_group.topology, rank_group.rank) != (topology or Topology(), rank):
-        raise ValueError(
-            f"rank {rank} of {topology} with a team of rank {rank_group.rank} of {rank_group.topology}"
-        )
+    rank_group = _collectives(rank_group, topology or Topology(), rank)
     target = find_device(device, rank_group.rank)
     dtype = find_dtype(dtype, target, rank_group)
     if quantization is not None:
@@ -86,32 +82,17 @@ def load_engine(
     kernel = find_kernel(target, dtype) if flash_attention and target.type == "cuda" else None
     model = load_model(directory, dtype, device, rank_group, load_format, context_length, quantization)
     whole = _whole_layout(model, dtype, page_tokens, quantization)
-    layout = rank_layout(whole, rank_group.topology, rank_group.rank)
-    if rank_group.topology.ranks == 1:
-        on_cpu = model.device.type == "cpu"
-        execution = select_execution(model, layout, compiled_kernel if compiled and on_cpu else None)
-    else:
-        execution = library_execution(model)
-    (kv,) = layout.groups
+    execution, (kv,) = _execution(model, whole, rank_group, compiled=compiled)
     pages = rank_group.minimum(pages_that_fit(kv, kv_cache_memory, tokens_min))
     cache = PagedKvCache(kv, pages, model.device, SCORING_BYTES if scores_prompts else 0)
     if kernel is not None and execution.kind is not ExecutionKind.ROW_BY_ROW:
-        kernel = verified_kernel(
-            kernel, model.geometry.query_heads // rank_group.topology.tensor, cache, model.attention
-        )
-    return TorchEngine(
-        model,
-        whole,
-        cache,
-        rank_group,
-        execution,
-        make_runner(model, execution, cache, cuda_graphs, kernel),
-        kernel,
-        flush_for(model.device),
-        GrammarCache(partial(read_vocabulary, directory, model.facts))
-        if rank_group.rank == drawing_rank(rank_group)
-        else None,
-    )
+        heads = model.geometry.query_heads // rank_group.topology.tensor
+        kernel = verified_kernel(kernel, heads, cache, model.attention)
+    runner = make_runner(model, execution, cache, cuda_graphs, kernel)
+    draws = rank_group.rank == drawing_rank(rank_group)
+    grammars = GrammarCache(partial(read_vocabulary, directory, model.facts)) if draws else None
+    flush = flush_for(model.device)
+    return TorchEngine(model, whole, cache, rank_group, execution, runner, kernel, flush, grammars)
 
 
 def make_runner(
@@ -172,6 +153,27 @@ def _whole_layout(
         context_length=model.facts.context_length,
         quantize=(Quantize.NONE if quantization is None else quantization.how).value,
     )
+
+
+def _collectives(rank_group: Collectives | None, topology: Topology, rank: int) -> Collectives:
+    """Return the collectives of a rank. Raises ValueError if they are another rank's."""
+    rank_group = alone() if rank_group is None else rank_group
+    if (rank_group.topology, rank_group.rank) != (topology, rank):
+        raise ValueError(
+            f"rank {rank} of {topology} with a team of rank {rank_group.rank} of {rank_group.topology}"
+        )
+    return rank_group
+
+
+def _execution(
+    model: LibraryModel, whole: KvLayout, rank_group: Collectives, *, compiled: bool
+) -> tuple[Execution, tuple[KvGroup, ...]]:
+    """Return the execution of a rank's steps, and the KV groups of its pages."""
+    layout = rank_layout(whole, rank_group.topology, rank_group.rank)
+    if rank_group.topology.ranks > 1:
+        return library_execution(model), layout.groups
+    on_cpu = model.device.type == "cpu"
+    return select_execution(model, layout, compiled_kernel if compiled and on_cpu else None), layout.groups
 
 
 def _check_quantization(
