@@ -1,9 +1,9 @@
-"""Probe of how far the router has read the calls that were sent to it.
+"""Probe that measures up to which time the router has read the gRPC calls sent to it.
 
 A call waits in gRPC's own queue until the event loop accepts it, and a busy loop accepts late. So the router
-calls itself. That call takes several rounds of the loop, and each round accepts one waiting call. If none was
-accepted meanwhile, none waited: all calls sent before it have been accepted. Silence of a worker counts up to
-that time (`live-is-not-lost`).
+calls itself. That call takes several rounds of the loop, and each round accepts one waiting call. If no other
+call was accepted meanwhile, none waited: all calls sent before it have been accepted. A worker counts as
+silent only up to that time (`live-is-not-lost`).
 """
 
 import asyncio
@@ -22,18 +22,18 @@ EVERY_S: Final = 0.25
 AGAIN_S: Final = 0.02
 """Pause after a probe during which other calls were accepted, in seconds."""
 DEAF_S: Final = 30.0
-"""Longest time without a conclusive probe, in seconds; a loop is not busy for so long. After that the clock
-is used, or any answer, since leases of dead workers would never end."""
+"""Longest time without a conclusive probe, in seconds; a loop is not busy for so long. After that, calls are
+assumed to be accepted, since leases of dead workers would otherwise never end."""
 
 
 class AcceptProbe:
-    """Periodic calls of the router to itself. Runs as one task."""
+    """Task in which the router calls itself regularly, to measure how late it accepts calls."""
 
     def __init__(
         self, channel: Callable[[], grpc.aio.Channel], accepted: Callable[[], int], clock: Clock
     ) -> None:
-        """`channel`: channel to this process's own server, asked for before each call. `accepted`: number of
-        calls that the server has accepted."""
+        """Make a probe. `channel`: returns the channel to this process's own server, before each call.
+        `accepted`: returns the number of calls that the server has accepted."""
         self._channel = channel
         self._accepted = accepted
         self._clock = clock
@@ -41,12 +41,12 @@ class AcceptProbe:
         self.is_deaf = False
 
     def accepted_until_ms(self) -> int:
-        """Return the time before which all calls that were sent have been accepted, on the clock's monotonic
-        reading, in milliseconds."""
+        """Return the time before which all calls that were sent to the router have been accepted, in
+        milliseconds of the monotonic clock."""
         return self._clock.now_ms() if self.is_deaf else self._accepted_ms
 
     async def run(self) -> None:
-        """Probe until cancelled."""
+        """Call this process regularly, until cancelled."""
         while True:
             sent_ms, before = self._clock.now_ms(), self._accepted()
             stub = health_pb2_grpc.HealthStub(self._channel())

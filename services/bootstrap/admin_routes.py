@@ -1,18 +1,18 @@
-"""HTTP routes of the router besides the API: probes and metrics.
+"""HTTP routes of the router besides the API: health probes, metrics, rooms and weights.
 
 * `GET /health`: 200 while the process serves.
 * `GET /ping`: 200 once a request could be served, else 503.
-* `GET /ready`: 200 once a canary hand-over has passed through a worker of each side, or a canary through a
-  decode worker that serves alone. Else 503 and why.
+* `GET /ready`: 200 once a canary (test request) has passed through a worker of each side, or through a decode
+  worker that serves alone. Else 503 and why.
 
 The platform calls these three without a key. Only operators see which workers are concerned. The other routes
 are for operators alone, and may be on a port of their own.
 
 * `GET /metrics`: Prometheus text.
-* `GET /rooms`: newest rooms first. `?request_id=`: exactly that one's. `?limit=`: most rooms.
+* `GET /rooms`: newest rooms first. `?request_id=`: rooms of exactly this request. `?limit=`: most rooms.
 * `GET /rooms/{id}`: one room's timeline.
-* `PUT /workers/{name}?prefill_weight=`: weight (0 to 100) of a process that serves both sides, from the next
-  room on.
+* `PUT /workers/{name}?prefill_weight=`: set the weight (0 to 100) of a process that serves both sides, from
+  the next room on.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from baton.wire.registration import process_from_wire
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
 ID_CHARS_MAX: Final = 20
-"""Decimal digits of a 64-bit id."""
+"""Most decimal digits of a 64-bit room id."""
 
 
 def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -> APIRouter:
@@ -85,7 +85,10 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
 def admin_router(
     registry: Registry, metrics: CollectorRegistry, weigh: Callable[[str, int], None]
 ) -> APIRouter:
-    """`weigh`: as `RoomController.weigh`. No route here reads a body, so no body needs a bound."""
+    """Return the router with the routes for operators. No route reads a body, so no body needs a bound.
+
+    `weigh`: sets the prefill weight of a process (`RoomController.weigh`).
+    """
     router = APIRouter(dependencies=[Depends(operators_only)])
 
     @router.put("/workers/{process}")
@@ -126,14 +129,15 @@ def _not_found(message: str, param: str) -> JSONResponse:
 
 
 def _id(text: str) -> RoomId:
-    """Parse a room id. Raises UnknownRoom for a text that is none."""
+    """Parse a room id. Raises UnknownRoom for a text that is no id."""
     if len(text) > ID_CHARS_MAX or not (text.isascii() and text.isdigit()):
         raise UnknownRoom("not a room id")
     return RoomId(int(text))
 
 
 def _missing(registry: Registry) -> list[str]:
-    """Return why no request can be served: sides without a ready worker, or pairs that do not connect."""
+    """Return why no request can be served, as texts: sides without a ready worker, or pairs that do not
+    connect. Empty if requests can be served."""
     return [f"no {side.value} worker is ready" for side in registry.missing()] + [
         f"{prefill.facts.name} and {decode.facts.name} do not connect, and no other pair is ready"
         for prefill, decode in registry.unreachable()
@@ -141,14 +145,14 @@ def _missing(registry: Registry) -> list[str]:
 
 
 def _slower(registry: Registry) -> list[str]:
-    """Return why requests are served more slowly than they could be."""
+    """Return why requests are served more slowly than they could be, as texts."""
     if registry.ready_count(Side.PREFILL) or not registry.serves_alone:
         return []
     return ["no prefill worker is ready: decode workers compute the prompts themselves"]
 
 
 def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
-    """Render a room as JSON. Ids are text, since they exceed JavaScript's numbers."""
+    """Render a room as JSON. Ids are rendered as text, since they exceed JavaScript's numbers."""
     body: dict[str, Any] = {
         "id": str(entry.id),
         "request_id": entry.request_id,

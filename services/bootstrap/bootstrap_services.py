@@ -1,5 +1,7 @@
-"""gRPC services of the router, for workers and other routers. Each method parses, calls and renders, and
-decides nothing."""
+"""gRPC services of the router, called by workers, by other routers and by their tools.
+
+Each method parses a message, calls the core and renders the answer, and decides nothing.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -32,10 +34,12 @@ from baton.wire.text_validation import name_from_wire, request_id_from_wire, sho
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 10_000
 WATCH_S: Final = 1.0
-"""Time for which a watcher waits for news before it looks by itself, in seconds."""
+"""Longest time that a client that watches a room waits for an event before the room is looked at again, in
+seconds."""
 WHY_CHARS_MAX: Final = 256
 CALLER: Final = "caller"
-"""Source of the lines of a room that its opener drives itself."""
+"""Source of timeline lines that the opener of a room reports itself, if it drives the room without this
+router."""
 
 
 class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
@@ -94,7 +98,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             incarnation = Incarnation(request.incarnation)
             side = self._rooms.registry.side_of(incarnation)
             if side is None:
-                # Peers reuse memory on a goodbye: not on one that could be anybody's.
+                # Peers reuse memory after a Leave, so a Leave needs a known sender.
                 raise UnknownWorker(f"incarnation {incarnation} is not known here: nobody speaks for it")
             check_caller_side(context, side)
             self._rooms.credentials.check(incarnation, request.credential)
@@ -110,7 +114,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             for incarnation in registry.of_process(request.name, request.pid):
                 side = registry.side_of(incarnation)
                 if side is not None:
-                    # Whoever started the whole stack shows the bootstrap's certificate.
+                    # A starter of the whole stack shows the bootstrap's certificate.
                     check_caller_side(context, side, also=BOOTSTRAP)
             await self._rooms.report_exit(request.name, request.pid, request.secret)
         return workers_pb2.ReportExitReply()
@@ -197,7 +201,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             if reporter and not request.rank and request.HasField("load"):
                 self._rooms.update_load(reporter, load_from_wire(request.load))
             by_room: dict[RoomId, list[rooms_pb2.RoomReport]] = {}
-            for report in request.reports:  # of a room, between those of others, in their order
+            for report in request.reports:  # grouped by room, each room's reports in their order
                 by_room.setdefault(RoomId(report.room), []).append(report)
             for room, reports in by_room.items():
                 self._report(reporter, request.rank, room, reports)
@@ -235,13 +239,14 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         return rooms_pb2.ListRoomsReply(rooms=rooms)
 
     def _check_opener(self, context: grpc.aio.ServicerContext, room: RoomId, key: bytes) -> None:
-        """Check that a caller may end a room. Without a certificate, it has to show the key of the room that
-        it opened. Raises NotProven."""
+        """Check that a caller may end a room. A caller without a certificate has to show the key that it got
+        when it opened the room. Raises NotProven."""
         if not has_certificate(context):
             self._rooms.credentials.check_key(room, key)
 
     def _sides(self, reporter: Incarnation, reports: Iterable[rooms_pb2.RoomReport]) -> set[Side]:
-        """Return the sides that these reports are about. A worker that is gone is known by its rooms."""
+        """Return the sides that these reports are about. The side of a worker that has left is found by its
+        rooms."""
         side = self._rooms.registry.side_of(reporter)
         sides = set() if side is None else {side}
         for report in reports:
@@ -261,11 +266,11 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         sides = entry.sides_of(reporter)
         if reporter and not sides:
             return
-        # Who says it is known: a line cannot be put into another's mouth.
+        # The source comes from the authenticated caller, so no worker can write lines as another.
         name = entry.worker(sides[0]).name if sides else CALLER
         self._rooms.registry.mark_delivered(room, sides)
         source = f"{name}/{rank}" if rank else name
-        self._rooms.timelines.wake(room)  # whoever watches it looks when all of this is written down
+        self._rooms.timelines.wake(room)  # its watchers run after all reports are recorded
         for report in reports:
             if report.event:
                 entry.record(line_from_wire(report.event, source))

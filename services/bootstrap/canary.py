@@ -1,10 +1,10 @@
-"""Canary requests, which test the hand-over through each worker that joins.
+"""Canary requests: small requests of the router's own that test the hand-over through each worker that joins.
 
-A worker gets rooms only after a small request of the router's own went through it end to end
-(`honest-health`). The canary also pays for the first use of everything: connections, registered memory,
-kernels. A decode worker that computes prompts, and finds no prefill worker, proves that it serves alone.
+A worker gets clients' rooms only after a canary went through it end to end (`honest-health`). The canary is
+also the first use of everything, which takes longer: connections, registered memory, kernels. If no prefill
+worker is ready, a decode worker that computes prompts gets a canary alone, and then serves alone.
 
-The request is like a client's (`baton.bootstrap.canary_request`).
+The canary is built like a client's request (`baton.bootstrap.canary_request`).
 """
 
 import asyncio
@@ -33,32 +33,36 @@ RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 60.0
 REQUEST_ID: Final = "canary"
 ALONE_MS: Final = 10_000
-"""Time for which a decode worker that computes prompts waits for a hand-over before it is tried alone, in
-milliseconds. A prefill worker that was started with it is mostly there by then. One that comes later proves
-itself."""
+"""Time for which a decode worker that computes prompts waits for a prefill worker before its canary is sent
+to it alone, in milliseconds.
+
+A prefill worker that was started together with it has mostly registered by then. One that registers later
+gets a canary of its own.
+"""
 OUTPUT_TOKENS: Final = 2
 PROMPT_TOKENS: Final = CANARY_TOKENS + 1 - OUTPUT_TOKENS
-"""Tokens of the prompt. The last drawn token takes no KV."""
+"""Number of prompt tokens of a canary. The KV of the last drawn token is not needed."""
 
 
 class Canary:
-    """Sends one canary at a time. Runs as one task."""
+    """Task that sends one canary at a time, through joining workers and through broken pairs."""
 
     def __init__(self, rooms: RoomController, backend: RoomBackend, request: Request) -> None:
-        """`request`: request of `canary_request`. Its prompt is replaced each time."""
+        """Make the task. `request`: request made by `canary_request`. Its prompt is replaced for each
+        canary."""
         self._rooms = rooms
         self._backend = backend
         self._request = request
         self._tries: Counter[Incarnation | PairId] = Counter()
-        """Number of tries by worker and by broken pair. Those that failed often come last, and keep no other
-        from joining."""
+        """Number of canaries sent through each worker and each broken pair. The most tried come last, so that
+        failing ones keep no other from joining."""
         self.alone_tries: Counter[Incarnation] = Counter()
-        """Number of tries alone by decode worker."""
+        """Number of canaries sent to each decode worker alone, without a prefill worker."""
         self.problem: str | None = None
-        """Reason that the last canary failed for; None after one that passed."""
+        """Text that says why the last canary failed; None after one that passed."""
 
     async def run(self) -> None:
-        """Try each joining worker with a partner, and each broken pair, until cancelled."""
+        """Send canaries to joining workers and broken pairs, until cancelled."""
         while True:
             pair = self.next_pair()
             if pair is None:
@@ -70,11 +74,11 @@ class Canary:
                 await asyncio.sleep(RETRY_S)
 
     def next_pair(self) -> Pair | None:
-        """Return the pair to try next, or None.
+        """Return the pair of workers for the next canary, or None.
 
-        It is the joining worker tried least with a partner, preferably a ready one, or a broken pair that was
-        tried less often, or a decode worker alone. Each is without a canary's room: a worker has
-        `CANARY_ROOMS` places for these, and the room of a failed canary may outlive it.
+        The pair is one of three: the joining worker tried least, with a partner that is ready if possible; a
+        broken pair that was tried less often; or a decode worker alone. None of its workers holds a canary's
+        room. A worker has only `CANARY_ROOMS` of these, and the room of a failed canary may outlive it.
         """
         registry = self._rooms.registry
         broken, joining = registry.pairs.broken(), registry.joining()
@@ -109,7 +113,8 @@ class Canary:
         return least if least[0].facts.side is Side.PREFILL else (least[1], least[0])
 
     def _least_tried(self, free: list[Worker]) -> tuple[Worker, Worker] | None:
-        """Return the joining worker tried least, and the best partner for it."""
+        """Return the joining worker with the fewest canaries, and the best partner for it. None if no such
+        pair is free."""
         found: list[tuple[Worker, Worker]] = []
         for side in Side:
             own = [each for each in free if each.facts.side is side and each.state is WorkerState.JOINING]
@@ -121,8 +126,8 @@ class Canary:
         )
 
     def _least_alone(self, free: list[Worker]) -> Worker | None:
-        """Return the joining decode worker that computes prompts and was tried alone least, once no prefill
-        worker has become ready for a while."""
+        """Return the joining decode worker that computes prompts and had the fewest canaries alone. None
+        while a prefill worker is ready, and for workers that joined less than ALONE_MS ago."""
         if self._rooms.registry.ready_count(Side.PREFILL):
             return None
         since_ms = self._rooms.clock.now_ms() - ALONE_MS
@@ -137,7 +142,7 @@ class Canary:
         return self._tries[worker.facts.incarnation]
 
     def _as_partner(self, worker: Worker) -> tuple[bool, int]:
-        """Return the sort key of a worker as a partner. The least is the best."""
+        """Return the sort key of a worker as the partner of a joining one. The least is the best."""
         return worker.state is not WorkerState.READY, self._tries_of(worker)
 
     async def try_pair(self, pair: Pair) -> str | None:
@@ -169,8 +174,8 @@ class Canary:
 
 
 def canary_prompt(room: RoomId) -> tuple[int, ...]:
-    """Return a prompt of tokens that every vocabulary has, and whose prefix no worker has cached: a cached
-    prompt proves no hand-over."""
+    """Return the prompt of a canary, as token ids that every vocabulary has. It differs by room, so that no
+    worker has it cached: a cached prompt proves no hand-over."""
     return tuple(1 + (room >> 3 * place & 7) for place in range(PROMPT_TOKENS))
 
 

@@ -1,7 +1,7 @@
-"""Request that the router sends through each worker that joins.
+"""Canary request: what the router sends through each worker that joins.
 
-The same intake makes it as a client's, with the model's own defaults (`canary-is-a-request`). A model whose
-defaults no worker accepts is refused before the first one joins.
+It is built like a client's request, with the model's own defaults (`canary-is-a-request`). So a model whose
+defaults no worker would accept is refused before the first worker joins.
 """
 
 from baton.api.backend import Limits
@@ -19,7 +19,8 @@ from baton.wire.model_bounds import ModelBounds
 
 
 def canary_request(model: ModelDefaults, context_tokens: int) -> Request:
-    """Return a short client's request for `model`, with the model's defaults for all that it leaves out."""
+    """Return a short request for `model`, as a client would make it. It leaves out all that has a default.
+    Raises StartupError if the model's own defaults are refused."""
     prompt = list(canary_prompt(RoomId(2 ** (3 * PROMPT_TOKENS) - 1)))  # the largest ids
     body = CompletionRequest(
         model=model.name, prompt=[prompt], max_tokens=OUTPUT_TOKENS, ignore_eos=True, seed=0
@@ -29,7 +30,7 @@ def canary_request(model: ModelDefaults, context_tokens: int) -> Request:
             body, completion_meaning(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID, salt=0
         )
         ModelBounds(model.vocabulary, context_tokens).check(request_from_wire(request_to_wire(request)))
-    except (ApiError, Malformed, ValueError) as error:  # ValueError: what no field of a message holds
+    except (ApiError, Malformed, ValueError) as error:  # ValueError: a value does not fit its field
         raise StartupError(
             f"the model {model.name} cannot be served: the request that makes a worker ready, with the "
             f"model's own defaults, is refused: {error}"

@@ -1,7 +1,7 @@
-"""Credentials of workers and keys of rooms, which prove that a caller acts for them.
+"""Credentials of workers and keys of rooms, by which a caller proves that it acts for a worker or a room.
 
-A certificate proves the side of a caller. Credentials distinguish the workers of one side, and work without
-certificates, too (`known-callers-only`).
+A certificate proves only the side of a caller. Credentials distinguish the workers of one side, and work
+without certificates, too (`known-callers-only`).
 """
 
 import hmac
@@ -15,23 +15,23 @@ from baton.wire.errors import NotProven
 from baton.wire.worker_credential import BYTES_MAX, BYTES_MIN, incarnation_of, of_ranks
 
 KEPT_MAX: Final = 8192
-"""Most remembered credentials, the last used ones. It is far more than there are workers. A live worker shows
-its own with each renewal, so it is not forgotten for others."""
+"""Most credentials that are remembered, those used last. It is far more than there are workers. A live worker
+shows its credential with each renewal, so it is not forgotten for others."""
 KEY_BYTES: Final = 16
 
 
 class CredentialStore:
-    """Credentials of registered workers, and keys of rooms."""
+    """Credentials of registered workers by incarnation, and the keys of rooms."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
         self._known: OrderedDict[Incarnation, bytes] = OrderedDict()
 
     def check_new(self, incarnation: Incarnation, shown: bytes) -> None:
-        """Check the credential of a new registration: its holder may deregister the incarnation
+        """Check the credential of a worker that registers: the incarnation has to be derived from it
         (`exit-by-starter`).
 
-        Raises NotProven if the incarnation belongs to another credential, and Malformed for a text that is no
+        Raises NotProven if the incarnation belongs to another credential, and Malformed for bytes that are no
         credential.
         """
         if not BYTES_MIN <= len(shown) <= BYTES_MAX:
@@ -50,7 +50,8 @@ class CredentialStore:
         return incarnation in self._known
 
     def check(self, incarnation: Incarnation, shown: bytes, rank: int = 0) -> None:
-        """Check the credential of a worker's process, or of a rank that follows it. Raises NotProven."""
+        """Check the credential that a caller shows for a worker. Raises NotProven. `rank`: the caller's rank;
+        ranks other than 0 show a credential derived from the worker's."""
         own = self._known.get(incarnation, b"")
         wanted = of_ranks(own) if rank else own
         if not own or not hmac.compare_digest(wanted, shown):
@@ -58,10 +59,10 @@ class CredentialStore:
         self._known.move_to_end(incarnation)
 
     def key_of(self, room: RoomId) -> bytes:
-        """Return the key that the opener of a room has to show to end it."""
+        """Return the key of a room, which its opener has to show to end it."""
         return hmac.digest(self._secret, room.to_bytes(8, "little"), "sha256")[:KEY_BYTES]
 
     def check_key(self, room: RoomId, shown: bytes) -> None:
-        """Check the key of a room. Raises NotProven."""
+        """Check the key that a caller shows for a room. Raises NotProven."""
         if not hmac.compare_digest(self.key_of(room), shown):
             raise NotProven(f"who speaks for room {room} has not shown the key that OpenRoom told")

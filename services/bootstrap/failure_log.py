@@ -1,7 +1,7 @@
-"""Rate-limited log lines of failed rooms.
+"""Rate-limited log lines about failed rooms.
 
 There is one line for each reason and second, with the number of failures since the line before. Timelines and
-metrics have all of them.
+metrics have all failures.
 """
 
 from typing import Final
@@ -19,14 +19,15 @@ EVERY_S: Final = 1.0
 
 
 class FailureLog:
-    """Log lines by reason. Used from one event loop. Bounded: one entry a reason."""
+    """Log of failed rooms, limited by reason. Used from one event loop. Bounded: one entry for each
+    reason."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seldom: dict[Reason, LogThrottle] = {}
 
     def log(self, room: RoomId, cause: Cause) -> None:
-        """Log the early end of a room."""
+        """Log that a room ended early, unless a line about the same reason was just written."""
         reason = cause.reason.value
         if not REASONS[cause.reason].is_attempt:
             log.debug("room retracted", room=room, cause=cause.text)
@@ -43,7 +44,7 @@ class FailureLog:
             log.debug("room failed", room=room, reason=reason, cause=cause.text)
 
     def log_rest(self) -> None:
-        """Log failures that no line was written of, if none follow. To be called regularly."""
+        """Log the number of failures about which no line was written yet. To be called regularly."""
         for reason, seldom in self._seldom.items():
             if rooms := seldom.count(0):
                 log.warning("more rooms failed", reason=reason.value, rooms=rooms)

@@ -1,5 +1,8 @@
-"""History for operators, which no decision depends on: last reports of workers, lost workers, refused
-requests. Bounded to the newest."""
+"""History for operators: last reports of workers, lost workers, refused requests. Each list has the newest
+only.
+
+No decision depends on it.
+"""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,19 +20,18 @@ LOST_MAX: Final = 32
 REFUSED_MAX: Final = 1024
 WHY_CHARS_MAX: Final = 512
 NO_STATUS: Final = 0
-"""Status of a request that failed with another prompt of its HTTP request. The client was answered for that
-one."""
+"""Status of a refused request whose client was answered for another prompt of the same HTTP request."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCensusRecord:
-    """Counts that a worker reported with its last renewal."""
+    """Counts (census) that a worker reported with its last lease renewal."""
 
     values: Mapping[str, Any]
     at_ms: int
-    """Time of the report on the router's monotonic clock, in milliseconds."""
+    """Time of the worker's report on the router's monotonic clock, in milliseconds."""
     tokens_s: float
-    """Tokens per second, computed or drawn, between the last two reports."""
+    """Tokens per second that the worker computed or drew between its last two reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +40,29 @@ class LostWorker:
     why: str
     wall_ms: int
     rooms: int
-    """Number of rooms that ended with it."""
+    """Number of rooms that ended because the worker was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """A request that got no room."""
+    """A request that was refused, or given up, before it got a room."""
 
     request_id: str
     wall_ms: int
     waited_ms: int
     why: str
     status: int
-    """HTTP status of the answer, or NO_STATUS."""
+    """HTTP status with which the client was answered, or NO_STATUS."""
 
 
 class History:
     def __init__(self) -> None:
         self.censuses: dict[Incarnation, WorkerCensusRecord] = {}
-        """Last reports of workers that hold a lease."""
+        """Last reported counts of the workers that hold a lease, by incarnation."""
         self.lost: deque[LostWorker] = deque(maxlen=LOST_MAX)
-        """Lost workers, the latest last."""
+        """Lost workers, the latest last, at most LOST_MAX."""
         self.refused: deque[RefusedRequest] = deque(maxlen=REFUSED_MAX)
-        """Refused requests, the latest last."""
+        """Refused requests, the latest last, at most REFUSED_MAX."""
 
     def record_census(self, worker: Incarnation, census: Mapping[str, Any], now_ms: int) -> None:
         last = self.censuses.get(worker)
@@ -78,5 +80,6 @@ class History:
         self.refused.append(RefusedRequest(request_id, wall_ms, waited_ms, why[:WHY_CHARS_MAX], status))
 
     def refusal(self, request_id: str) -> RefusedRequest | None:
-        """Return the newest refusal of this request id, or of one of its prompts."""
+        """Return the newest refusal of this request id, or of one of its prompts (`ID-0`, …). None if there
+        is none."""
         return next((each for each in reversed(self.refused) if is_of(each.request_id, request_id)), None)

@@ -1,7 +1,8 @@
-"""HTTP listeners of the router, and the callers that each admits.
+"""HTTP listeners of the router, and which callers each of them admits.
 
-The API's port has the keys and the rate limit. The pages for operators are on it too, for admin keys, or if
-there is one API key at most, or on a port of their own. That port has admin keys or none. Without keys its
+The API's port checks API keys and the rate limit. The pages for operators are on a port of their own, or on
+the API's port. On the API's port, they need an admin key. Without admin keys, they are open if there is one
+API key at most, or with --open-admin. A port of their own checks admin keys, or no keys. Without keys its
 address protects it, which is this machine's loopback by default.
 """
 
@@ -30,12 +31,12 @@ from baton.web.http_server import HttpServer, serve_http
 log = Log(__name__)
 
 PAGES_S: Final = 2
-"""Time for the last readers of the pages at shutdown, in seconds."""
+"""Time for running requests on the operators' port to end at shutdown, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServers:
-    """Running servers of both ports."""
+    """Running HTTP servers: of the API's port, and of the operators' port if there is one."""
 
     api: HttpServer
     pages: HttpServer | None
@@ -49,7 +50,8 @@ class HttpServers:
         return None if self.pages is None else self.pages.port
 
     async def stop(self) -> None:
-        """Let running requests finish. The pages stay as long as the API does."""
+        """Stop both servers after their running requests. The operators' port is served as long as the
+        API."""
         await self.api.stop()
         if self.pages is not None:
             await self.pages.stop()
@@ -57,27 +59,28 @@ class HttpServers:
 
 @dataclass(frozen=True, slots=True)
 class HttpListeners:
-    """Open sockets, and what guards them. Opened before the slow part of a start, so that wrong settings fail
-    first."""
+    """Open sockets of the HTTP ports, with the access rules of each. They are opened before the slow part of
+    a start, so that wrong settings fail first."""
 
     api: AccessControl
     admin: AccessControl
-    """Authentication of the pages' own port."""
+    """Access control of the operators' own port."""
     apart: bool
-    """Whether the pages have a port of their own."""
+    """Whether the pages for operators have a port of their own."""
     _sockets: tuple[socket.socket, ...]
     _hosts: tuple[HostNames | None, ...]
-    """Host names by which each port may be called; None: its address decides."""
+    """Host names by which each port may be called. None if the port's address decides: any name, or on a
+    loopback address only this machine's names."""
     _tls: TlsFiles | None
     _origins: tuple[str, ...]
-    """Origins whose web pages may call the API's port."""
+    """Origins whose web pages may call the API's port from a browser (CORS)."""
     _keep_alive_s: float
-    """Time that a connection may be idle between two requests, in seconds."""
+    """Time for which a connection may be idle between two requests, in seconds."""
     _connections_max: int
-    """Most connections of each port."""
+    """Most connections of each port at one time."""
 
     def close(self) -> None:
-        """Close listeners that were opened and will not be used, since start-up failed."""
+        """Close the sockets, if start-up failed before they were served."""
         for each in self._sockets:
             each.close()
 
@@ -88,8 +91,8 @@ class HttpListeners:
         graceful_s: int,
         connections: ClosedConnections,
     ) -> HttpServers:
-        """Serve both ports. `pages`: makes the app of the pages' own port. `graceful_s`: time for running
-        requests at the end, in seconds."""
+        """Serve both ports. `pages`: makes the app of the operators' own port. `graceful_s`: time for running
+        requests at shutdown, in seconds."""
         first = await self._serve(0, open_to(api, self._origins), graceful_s, connections)
         if not self.apart:
             return HttpServers(first, None)
@@ -112,8 +115,8 @@ class HttpListeners:
 
 
 def open_listeners(settings: BootstrapSettings) -> HttpListeners:
-    """Open the listeners of `settings`. Raises StartupError for keys or certificates that cannot be used, and
-    for a port that is taken."""
+    """Open the HTTP listeners that `settings` demand. Raises StartupError for keys or certificates that
+    cannot be used, and for a port that is taken."""
     keys = _keys(settings.api_keys, settings.api_key_file, FILE_FLAG)
     admin_keys = _keys(settings.admin_api_keys, settings.admin_api_key_file, ADMIN_FILE_FLAG)
     rate = RateLimit(settings.rate_limit) if settings.rate_limit else None
@@ -125,7 +128,7 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
         sockets.append(bind_port(settings.admin_host, settings.admin_port, "--admin-port"))
     _warn(settings, keyless=keys is None, admin_keyless=admin_keys is None)
     named = HostNames(settings.allowed_host, any_name=False) if settings.allowed_host else None
-    # A web page has no key; where none is asked for, the address decides.
+    # A web page has no key. If no keys are needed, the port's address decides.
     hosts = tuple(named or (None if each is None else ANY_NAME) for each in (keys, admin_keys))
     log.info(
         "rights of callers",
@@ -155,12 +158,13 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
 
 
 def _keys(given: Sequence[str], file: str, flag: str) -> ApiKeys | None:
-    """Return the keys of both sources, or None. Raises StartupError."""
+    """Return the API keys of both sources, or None if there are none. `given`: keys from the environment.
+    `file`: path of a file of keys. Raises StartupError."""
     return ApiKeys(given, Path(file) if file else None, flag=flag) if given or file else None
 
 
 def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
-    """Return which callers share prefix caches, for the log."""
+    """Return which callers share prefix caches, as text for the log."""
     if keys is None or not keys.several:
         return "shared by all callers"
     return (
@@ -169,7 +173,7 @@ def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
 
 
 def _operator_pages(settings: BootstrapSettings, keys: ApiKeys | None, admin_keys: ApiKeys | None) -> str:
-    """Return who may read the pages for operators, for the log."""
+    """Return which callers may read the pages for operators, as text for the log."""
     if admin_keys is not None:
         return "admin keys"
     if settings.admin_port is not None:
@@ -184,7 +188,7 @@ def _operator_pages(settings: BootstrapSettings, keys: ApiKeys | None, admin_key
 
 
 def _warn(settings: BootstrapSettings, *, keyless: bool, admin_keyless: bool) -> None:
-    """Log a warning for each port that is open to more callers than intended."""
+    """Log a warning for each port that is open to callers that were probably not intended."""
     if keyless and "*" in settings.cors_origins:
         log.warning("any web page that somebody here opens may ask the API: no API keys are set")
     host, grpc_host, admin_host = settings.host, settings.grpc_host, settings.admin_host

@@ -1,4 +1,5 @@
-"""Metrics of the router. Gauges are read from the registry at a scrape, so none can drift."""
+"""Prometheus metrics of the router. Gauges are read from the registry at each scrape, so they cannot
+drift."""
 
 from collections import Counter as Count
 from collections.abc import Callable, Iterator, Mapping
@@ -25,24 +26,26 @@ _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 
 
 class RefusalReason(Enum):
-    """Reason that a request got no pair of workers for."""
+    """Reason for which a request got no pair of workers, as a metric label."""
 
     QUEUE_FULL = "queue_full"
     TOO_LATE = "too_late"
-    """It waited for as long as requests may."""
+    """The request waited for a pair of workers for as long as requests may."""
     NOT_IN_TIME = "not_in_time"
-    """The work before the request would take longer than it may wait, at the recent throughput."""
+    """The request would have had to wait longer than it may, by the work before it and the recent
+    throughput."""
     NO_WORKER = "no_worker"
-    """No worker of a side is ready, or none could ever hold it."""
+    """No worker of a side is ready, or none can ever hold the request."""
 
 
 class ClassBand(Enum):
-    """Band of priority classes, as a metric label: there are any number of classes."""
+    """Band of priority classes, as a metric label. There may be any number of classes, so they are not labels
+    themselves."""
 
     ABOVE = "above"
-    """Below zero: served before requests without a priority."""
+    """Classes with numbers below zero, which are served before requests without a priority."""
     DEFAULT = "default"
-    """Class of requests without a priority."""
+    """Class zero: requests without a priority."""
     BELOW = "below"
 
     @classmethod
@@ -53,20 +56,20 @@ class ClassBand(Enum):
 
 
 class ComputedBy(Enum):
-    """Reason that a side computed a room's prompt for."""
+    """Reason for which a room's prompt was computed on prefill or on decode, as a metric label."""
 
     PREFILL = "handed_over"
-    """The prompt was handed over by prefill, as usual."""
+    """Prefill computed the prompt and handed it over, as usual."""
     SOONER = "sooner"
-    """Decode was expected to finish it sooner than prefill."""
+    """Decode computed the prompt, since it was expected to finish sooner than prefill."""
     KEPT = "same_process"
-    """Its decode worker's process is its prefill worker, too."""
+    """Decode computed the prompt, since its own process would have been the prefill worker, too."""
     ALONE = "no_prefill"
-    """There was no prefill worker for it."""
+    """Decode computed the prompt, since no prefill worker was ready for it."""
 
 
 def computed_by(side: Side, entry: RoomEntry) -> ComputedBy:
-    """Return why a side computed the prompt of a room."""
+    """Return why this side computed the prompt of a room."""
     if side is Side.PREFILL:
         return ComputedBy.PREFILL
     if entry.prefill is not None:
@@ -75,29 +78,30 @@ def computed_by(side: Side, entry: RoomEntry) -> ComputedBy:
 
 
 class Loss(Enum):
-    """Way in which a worker was lost."""
+    """Way in which a worker was lost, as a metric label."""
 
     LEFT = GOODBYE
-    """It called Leave."""
+    """The worker called Leave."""
     EXITED = "exited"
-    """Its starter saw its process end."""
+    """The starter of the worker reported that its process has ended."""
     SILENT = "silent"
-    """Its lease ran out."""
+    """The worker's lease ran out."""
     STALLED = "stalled"
-    """It lives, but its turns did not go on."""
+    """The worker's process runs, but its turns (iterations of its loop) stopped."""
 
 
 class ExitRejection(Enum):
-    """Reason that a reported exit is not accepted for."""
+    """Reason for which a report that a worker has exited is rejected, as a metric label."""
 
     ANSWERS = "answers"
-    """The process answers."""
+    """The worker that is reported to have exited answers."""
     UNPROVEN = "unproven"
     """The reporter did not show the secret of the process's starter."""
 
 
 class BootstrapMetrics:
-    """Counters and histograms of the router. The metrics registry is injected, so that tests are isolated."""
+    """Counters and histograms of the router. The Prometheus registry is injected, so that tests do not share
+    one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._failed = FailedRoomCounter("Rooms of clients' requests that failed, by first cause.", registry)
@@ -127,7 +131,7 @@ class BootstrapMetrics:
         )
 
     def _count_workers(self, registry: CollectorRegistry) -> None:
-        """Make the metrics of workers that come and go."""
+        """Make the metrics about lease renewals, lost workers and rejected exit reports."""
         self._renewals = Counter(
             "baton_lease_renewals_total", "Leases renewed by workers.", registry=registry
         )
@@ -151,7 +155,7 @@ class BootstrapMetrics:
         )
 
     def _count_admission(self, registry: CollectorRegistry) -> None:
-        """Make the metrics of waiting and rejected requests."""
+        """Make the metrics about requests that wait for workers or are refused."""
         self._waited = LabelledHistogram(
             "baton_admission_wait_seconds",
             "From a request's asking for a pair of workers until its room was opened, by its class.",
@@ -170,7 +174,7 @@ class BootstrapMetrics:
         )
 
     def _count_retries(self, registry: CollectorRegistry) -> None:
-        """Make the metrics of requests that go on in a new room."""
+        """Make the metrics about requests that go on in a new room."""
         self._retries = Counter(
             "baton_request_retries_total",
             "Requests that went on in a new room, by what the last one failed of.",
@@ -199,7 +203,7 @@ class BootstrapMetrics:
         )
 
     def prompt_computed(self, side: Side, tokens: int, why: ComputedBy) -> None:
-        """Count the prompt of a client's room as computed by a side."""
+        """Count the prompt of a client's room as computed by this side. `tokens`: its uncached tokens."""
         self._prompts[why].inc()
         self._prompt_tokens[side].inc(tokens)
 
@@ -209,7 +213,8 @@ class BootstrapMetrics:
         (self._canaries_failed if canary else self._failed).count(cause)
 
     def resumed(self, paused_s: float, recomputed_tokens: int) -> None:
-        """Observe the pause of a request whose room was retracted, at its next token or its end."""
+        """Observe how long a request paused after its room was retracted, in seconds. Called at its next
+        token or its end."""
         self._paused.observe(paused_s)
         self._recomputed.inc(recomputed_tokens)
 
@@ -233,7 +238,7 @@ class BootstrapMetrics:
 
 
 class RegistryCollector(Collector):
-    """Gauges of the registry's state at the moment of a scrape."""
+    """Prometheus collector that makes gauges from the registry's state at each scrape."""
 
     def __init__(
         self,
@@ -241,7 +246,8 @@ class RegistryCollector(Collector):
         queued: Callable[[], Mapping[int, int]],
         lacking: Callable[[], Mapping[Side, int]],
     ) -> None:
-        """`queued`: number of waiting requests by class. `lacking`: by the side without space for them."""
+        """Make a collector. `queued`: returns the number of waiting requests by priority class. `lacking`:
+        returns it by the side without space for them."""
         self._registry = registry
         self._queued = queued
         self._lacking = lacking

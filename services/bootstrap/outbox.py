@@ -1,4 +1,4 @@
-"""Queue of a room's messages for its one reader."""
+"""Bounded queue of a room's messages for its only reader."""
 
 import asyncio
 from collections import deque
@@ -8,8 +8,11 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Bounded queue with one reader at a time, filled from the same event loop. A cancelled reader takes
-    nothing with it. `asyncio.Queue` serves many readers, at several times the cost per token."""
+    """Bounded queue with one reader at a time, filled from the same event loop. If the reader is cancelled,
+    no message is lost.
+
+    `asyncio.Queue` serves many readers, but costs several times as much for each token.
+    """
 
     __slots__ = ("_most", "_reader", "_waiting")
 
@@ -19,7 +22,7 @@ class Outbox(Generic[T]):
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, each: T) -> None:
-        """Add a message. Raises QueueFull at the bound."""
+        """Add a message. Raises asyncio.QueueFull if the queue is full."""
         if len(self._waiting) >= self._most:
             raise asyncio.QueueFull
         self._waiting.append(each)

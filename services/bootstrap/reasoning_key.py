@@ -1,7 +1,7 @@
-"""Key that signs encrypted reasoning, which clients send back.
+"""Key that signs the encrypted reasoning that clients get and send back.
 
-It is drawn at the start, or read from a file, so that several routers, or a restarted one, accept each
-other's signatures.
+The key is drawn at the start, or read from a file. With the file, several routers, or a restarted one, accept
+each other's signatures.
 """
 
 from pathlib import Path
@@ -14,7 +14,8 @@ BYTES_MAX: Final = 64 * 2**10
 
 
 def read_reasoning_key(file: str) -> bytes:
-    """Return the key in `file`, or no bytes without a file. Raises StartupError."""
+    """Return the key in `file`, or no bytes if no file is given. Raises StartupError if the file cannot be
+    read, or holds too little or too much."""
     if not file:
         return b""
     try:

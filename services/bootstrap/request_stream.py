@@ -1,12 +1,12 @@
-"""Stream of one request's tokens over its rooms, which may fail.
+"""Stream of one request's tokens over its rooms, any of which may fail.
 
-A room that failed for a reason that is not the client's is followed by a new one (`fresh-attempt`), on
-another pair if there is one. The tokens passed on so far are its `output`. A draw depends on the request, its
-seed and its position alone, so the stream goes on as if nothing had happened. Later messages of the old room
-are not read. Choices that have ended are not drawn again.
+A room that failed through no fault of the client is followed by a new one (`fresh-attempt`), on another pair
+of workers if there is one. The tokens passed on so far become the new room's `output`. A draw depends on the
+request, its seed and its position alone, so the stream goes on as if nothing had happened. Later messages of
+the old room are not read. Choices that have ended are not drawn again.
 
-A retracted room has not failed (`retracted-is-no-failure`). The next one counts as no attempt, comes without
-a pause and avoids no worker. Only the request's own time bounds their number.
+A retracted room has not failed (`retracted-is-no-failure`). The next one does not count as an attempt, comes
+without a pause and avoids no worker. Only the request's own time-out limits their number.
 """
 
 import asyncio
@@ -42,45 +42,49 @@ GIVEN_UP_BETWEEN: Final = {
     Hangup.CLIENT_GONE: (Moment.GIVEN_UP, "the client hung up"),
     Hangup.REQUEST_FAILED: (Moment.NOT_RETRIED, SIBLING_FAILED),
 }
-"""Timeline line of a room that ended early, if its request is given up before the next one."""
+"""Event and text for the timeline of the last room of a request that is given up before its next room opens,
+by reason."""
 
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
-"""Drive an opened room, for the given seconds at most."""
+"""Function that starts the stream of an opened room. It takes the room, the request and the room's time limit
+in seconds."""
 
 
 def reusable(request: Request) -> Sequence[int]:
-    """Return the tokens whose KV a worker may have cached, output included. Empty for a prompt that is scored
-    (`scored-is-computed`)."""
+    """Return the tokens (prompt and output) whose KV a worker may have cached. Empty if the prompt is scored,
+    since then it is computed whole (`scored-is-computed`)."""
     return request.tokens if request.prompt_logprobs is None else ()
 
 
 @dataclass(slots=True, eq=False)
 class _Branch:
-    """Choices that had the same output when their room was opened, and share that room."""
+    """Choices of a request that had the same output when their room was opened, so that they share the
+    room."""
 
     choices: tuple[int, ...]
-    """Choices of the request, in the order of the room's."""
+    """Numbers of these choices in the request, in the order in which the room numbers them."""
     room: RoomStream
     avoid: frozenset[Incarnation] = frozenset()
     opened: int = 1
-    """Consecutive rooms without progress, this one included."""
+    """Number of consecutive rooms of these choices without progress, the present one included."""
     began: int = 0
-    """Output tokens of each choice when the room was opened."""
+    """Number of output tokens that each choice already had when the room was opened."""
     carrier: asyncio.Task[None] | None = None
-    """Task that follows the branch, if the request has several."""
+    """Task that reads the rooms of these choices. None while all choices of the request are in one room."""
     over: bool = False
-    """Whether its room is the last one. The room's timeline has the reason."""
+    """Whether no other room follows the present one for these choices. The room's timeline has the reason."""
     paused_ms: int | None = None
-    """Time since when no token has come because a room was retracted."""
+    """Time at which the room of these choices was retracted, in milliseconds. None once the next token has
+    come."""
 
 
 class RequestStream:
-    """Stream of a request: a `baton.api.backend.TokenStream` over its rooms, one after another.
+    """Stream of a request's tokens: a `baton.api.backend.TokenStream` over its rooms, one after another.
 
-    All choices begin in one room. When a room fails, those of its choices with the same output go on in one
-    room, since a room has one beginning. While there is one room at a time, the next is opened in the
-    reader's own task, when the reader has read all of the last one. So a client that hangs up meanwhile
-    leaves nothing behind. Several rooms at a time are followed by tasks, which `hang_up` ends.
+    All choices begin in one room. When a room fails, its choices continue in new rooms: one room for all that
+    have the same output, since a room has one beginning. While there is one room at a time, the next is
+    opened in the reader's own task, after the reader has read all of the last one. So a client that hangs up
+    meanwhile leaves nothing behind. Several rooms at a time are read by tasks, which `hang_up` ends.
     """
 
     def __init__(
@@ -100,18 +104,19 @@ class RequestStream:
         self._ends_s = asyncio.get_running_loop().time() + timeout_s
         self._outputs: list[list[int]] = [[] for _ in range(request.choices)]
         self._going = set(range(request.choices))
-        """Choices that are not complete, and that the reader still reads."""
+        """Numbers of the choices that are not complete, and that the reader still reads."""
         self._enough: set[int] = set()
-        """Choices that the reader has ended."""
+        """Numbers of the choices that the reader has ended."""
         self._hung_up = False
         self._began = False
-        """Whether a token was passed on."""
+        """Whether the first token was passed on to the reader."""
         self._first = follow(entry, request, timeout_s)
         self._branch = _Branch(tuple(range(request.choices)), self._first)
-        """The only branch, until there are several."""
+        """The only branch, as long as all choices are in one room."""
         self._branches = [self._branch]
         self._merged: Outbox[TokenBatch | Exception] | None = None
-        """Queue of the batches of several branches."""
+        """Queue that merges the tokens of several rooms for the reader. None while all choices are in one
+        room."""
 
     async def next(self) -> TokenBatch:
         strand = self._branch
@@ -148,8 +153,8 @@ class RequestStream:
     # ---- what comes
 
     def _passed(self, strand: _Branch, batch: TokenBatch) -> TokenBatch | None:
-        """Return what the reader gets of a batch of the branch's room. None if it wants no more of that
-        choice."""
+        """Return the tokens for the reader that follow from a batch of a room: with the choice's number in
+        the request. None if the reader wants no more of that choice."""
         if not self._began:
             self._began, self._first = True, strand.room
         self.cached_tokens = self._first.cached_tokens
@@ -173,7 +178,8 @@ class RequestStream:
                 return item
 
     async def _carry(self, strand: _Branch, cause: Cause, merged: Outbox[TokenBatch | Exception]) -> None:
-        """Follow one of several branches to its end, and pass its batches on."""
+        """Read one branch (choices that share a room) to its end, and pass its tokens on to the reader. Used
+        if there are several."""
         try:
             await self._open(strand, cause)
             while not self._going.isdisjoint(strand.choices):
@@ -191,8 +197,11 @@ class RequestStream:
     # ---- from room to room
 
     async def _go_on(self, strand: _Branch, failure: RoomFailed) -> bool:
-        """Continue a branch in the next room, or in several. Return False if the branch was split. Raises the
-        failure of the last room if its choices do not go on."""
+        """Continue a branch (choices that share a room) in the next room, or in several rooms if its choices
+        have different outputs.
+
+        Return False if the branch was split. Raises RoomFailed if its choices do not go on.
+        """
         try:
             cause = self._judged(strand, failure)
         except RoomFailed:
@@ -208,20 +217,21 @@ class RequestStream:
             await self._open(strand, cause)
             return True
         if self._merged is None:
-            # At most a batch a token, and one error of each strand.
+            # At most one batch for each token, and one error for each branch.
             self._merged = Outbox(self._request.choices * (self._request.max_tokens + 1))
         self._branches.remove(strand)
         if not alike:
             self._rooms.admission.promises.withdraw(strand.room.entry.id)
         for choices in alike.values():
             part = replace(strand, choices=tuple(choices), carrier=None)
-            strand.paused_ms = None  # one of them tells how long the pause was
+            strand.paused_ms = None  # one of the parts records the length of the pause
             self._branches.append(part)
             part.carrier = asyncio.create_task(self._carry(part, cause, self._merged))
         return False
 
     def _judged(self, strand: _Branch, failure: RoomFailed) -> Cause:
-        """Return the cause of the branch's room's end. Raises RoomFailed if no other room follows."""
+        """Return why the room of a branch (choices that share a room) ended, if another room is to follow.
+        Raises RoomFailed if none follows."""
         failed, cause, left_s = strand.room.entry, strand.room.cause, self.left_s()
         if cause is None or self._hung_up:
             raise failure
@@ -244,7 +254,8 @@ class RequestStream:
         return cause
 
     async def _open(self, strand: _Branch, cause: Cause) -> None:
-        """Open the branch's next room, after the one that failed for this cause."""
+        """Open the next room of a branch (choices that share a room), after the present one ended for this
+        cause."""
         failed, left_s = strand.room.entry, self.left_s()
         request = self._request_of(strand)
         need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
@@ -288,7 +299,7 @@ class RequestStream:
         strand.room = self._follow(entry, request, max(self.left_s(), 0.0))
 
     def _without_another(self, strand: _Branch, cause: Cause, error: Exception) -> RoomFailed:
-        """Return the error for a reader whose request would go on, but got no room."""
+        """Return the error for the reader of a request that would have gone on, but got no other room."""
         why = str(error) or "no pair of workers had space in time"
         strand.over = True
         self._rooms.not_retried(strand.room.entry.id, why)
@@ -305,7 +316,8 @@ class RequestStream:
                 return RoomFailed(text, Reason.REFUSED)
 
     def _give_up(self, strand: _Branch, word: Moment, text: str) -> None:
-        """Note in the last room's timeline that the reader wants no more, if no other room was opened."""
+        """Record in the last room's timeline that the reader wants no more, if no other room was opened after
+        it."""
         self._rooms.admission.promises.withdraw(strand.room.entry.id)
         if strand.room.cause is None or strand.over:
             return
@@ -314,19 +326,21 @@ class RequestStream:
         self._end_pause(strand)
 
     def _end_pause(self, strand: _Branch, recomputed_tokens: int = 0) -> None:
-        """Record the pause of a branch whose room was retracted, at its next token or its end."""
+        """Record the length of a branch's pause in the metrics. A pause lasts from the retraction of its room
+        until its next token, or its end."""
         since_ms, strand.paused_ms = strand.paused_ms, None
         if since_ms is not None:
             self._rooms.resumed(since_ms, recomputed_tokens)
 
     def _request_of(self, strand: _Branch) -> Request:
-        """Return the rest of the request for the branch's choices."""
+        """Return the rest of the request for one branch (choices that share a room), as a request for a new
+        room."""
         seeds = (self._request.sampling.seed, *self._request.further_seeds)
         seed, *further = [seeds[choice] for choice in strand.choices]
         output = tuple(self._outputs[strand.choices[0]])
         sampling = replace(self._request.sampling, seed=seed)
         request = replace(self._request, output=output, sampling=sampling, further_seeds=tuple(further))
-        # The prompt's scores came with the first token, all of them (`scored-once`).
+        # All scores of the prompt came with the first token (`scored-once`).
         return replace(request, prompt_logprobs=None) if self._began else request
 
     def _pause_s(self, strand: _Branch, cause: Cause) -> float:

@@ -25,11 +25,12 @@ GIVEN_UP: Final = {
     Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),
     Hangup.REQUEST_FAILED: (SIBLING_FAILED, NO_STATUS),
 }
-"""Cause and HTTP status recorded for a request that is cancelled while it waits for a room."""
+"""Cause and HTTP status to record for a request that is cancelled while it waits for its first room, by
+reason."""
 
 
 class RoomBackend:
-    """Backend of the API: admission, and a stream over the rooms of each request."""
+    """Backend of the HTTP API: it opens rooms for requests and streams the tokens from them."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class RoomBackend:
         self._bounds = bounds
         self._limits = Limits(context_tokens, 0, 0)
         self._as_of = -1
-        """Value of the registry's changes that the limits were computed at."""
+        """Number of changes to the workers at which the limits were computed last."""
 
     def limits(self) -> Limits:
         changes = self.rooms.registry.changes
@@ -102,14 +103,14 @@ class RoomBackend:
         return RequestStream(self.rooms, self._drive, entry, request, self._timeout_s, self._bounds)
 
     def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:
-        """Record a request that got no room and whose client is answered with `status`. `since_ms`: when it
-        came."""
+        """Record a request that got no room, and whose client is answered with HTTP `status`. `since_ms`:
+        time at which it came, in milliseconds."""
         clock = self.rooms.clock
         waited_ms = clock.now_ms() - since_ms
         self.rooms.history.refuse(request.request_id, why, status, clock.wall_ms(), waited_ms)
 
     def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
-        """Drive one opened room, and no other if it fails."""
+        """Start the stream of one opened room. No other room is opened if it fails."""
         return self._drive(entry, request, self._timeout_s)
 
     def _drive(self, entry: RoomEntry, request: Request, timeout_s: float) -> RoomStream:

@@ -1,8 +1,8 @@
-"""Actions of the router when a room ends, or a worker comes or goes.
+"""Actions of the router when a room ends, or when a worker comes or goes.
 
-The registry decides, and this module carries it out. It ends rooms of lost workers with the true cause,
-informs the other side at once (`terminal-reaches-peer`), wakes queued requests and watchers of a room, and
-watches the time. `admission` opens the rooms.
+The registry decides, and this module carries the decisions out. It ends rooms of lost workers with the true
+cause, and informs the worker of the other side at once (`terminal-reaches-peer`). It wakes queued requests
+and the watchers of a room, and checks deadlines. `admission` opens the rooms.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ ANSWERED: Final = Cause(Reason.ANSWERED, "it was answered")
 
 
 class RoomController:
-    """Applies the registry's decisions. Used from one event loop."""
+    """Controller that carries out the registry's decisions about rooms and workers. Used from one event
+    loop."""
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class RoomController:
         presence: LivenessProbe | None = None,
         max_wait_ms: int | None = None,
     ) -> None:
-        """`presence`: probes whether workers answer; None: by `channels`."""
+        """Make a controller. `presence`: probe that checks whether workers answer; None for one over
+        `channels`."""
         self._presence = presence or LivenessProbe(channels)
         self.credentials = CredentialStore()
         self.registry = registry
@@ -91,8 +93,11 @@ class RoomController:
         turn_ms: int = 0,
         load: WorkerLoad | None = None,
     ) -> None:
-        """Renew a lease. `census`, `load`: what the worker reports. `turn_ms`: time since its last turn
-        ended. Raises TurnStalled, and then its rooms go on elsewhere."""
+        """Renew a worker's lease. Raises TurnStalled if its last turn is too long ago. Then its rooms go on
+        elsewhere.
+
+        `census`, `load`: counts and load that the worker reports. `turn_ms`: time since its last turn ended.
+        """
         try:
             self.registry.renew(incarnation, self.clock.now_ms(), turn_ms)
         except TurnStalled as error:
@@ -106,7 +111,10 @@ class RoomController:
 
     def update_load(self, incarnation: Incarnation, load: WorkerLoad) -> None:
         """Take a worker's report of its load. If it has more space than assumed, the queue is served SOON_S
-        later. By then the request whose room ended with this very message waits, too, and has its turn."""
+        later.
+
+        A request whose room ended with this very message is in the queue by then, and gets its turn.
+        """
         more = self.registry.update_load(incarnation, load, self.clock.now_ms())
         if more and self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(SOON_S, self._wake)
@@ -116,23 +124,23 @@ class RoomController:
         self.admission.wake()
 
     def proven(self, incarnation: Incarnation) -> None:
-        """Note that a canary hand-over passed, so that the worker may have rooms, if it has not left
-        meanwhile."""
+        """Record that a canary (test request) passed through a worker, so that the worker gets rooms, if it
+        has not left meanwhile."""
         worker = self.registry.mark_proven(incarnation)
         if worker is not None:
             log.info("worker ready", worker=worker.name)
             self.admission.wake()
 
     def weigh(self, process: str, prefill: int) -> None:
-        """Set the weight of a process that serves both sides, from now on (`Registry.weigh`). Raises
+        """Set the prefill weight of a process that serves both sides, from now on (`Registry.weigh`). Raises
         UnknownWorker."""
         self.registry.weigh(process, prefill)
         log.info("a process was given another weight", process=process, prefill=prefill)
         self.admission.wake()
 
     async def check_name_is_free(self, name: str, incarnation: Incarnation) -> None:
-        """Check that no silent worker that still answers holds the name. A new holder of the name proves
-        nothing about it.
+        """Check that the name belongs to no worker whose lease ran out but which still answers. Another
+        process that takes the name does not prove that this one is gone.
 
         Raises NameInUse.
         """
@@ -148,9 +156,9 @@ class RoomController:
         """Take the report that a worker's process has exited, which only its starter may make
         (`exit-by-starter`).
 
-        The starter shows the secret whose digest the process registered. Silence together with another's
-        report proves nothing (`proof-not-time`): a stopped process may still write. A process that answers is
-        not gone.
+        The starter shows the secret whose digest the process registered. A silent worker and a report without
+        the secret prove nothing (`proof-not-time`): a stopped process may still write. A process that answers
+        is not gone.
 
         Raises NotProven and NotGone.
         """
@@ -171,8 +179,8 @@ class RoomController:
         log.warning("an exit was not believed", worker=name, pid=pid, why=why.value)
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
-        """Remove a worker that is gone, or lost in the given way if there is no `proof`. Its rooms end now
-        with that cause."""
+        """Remove a worker that is gone. Its rooms end now, with that cause. `proof`: how its process is known
+        to be gone; None if it is not. `how`: way in which the worker was lost without a proof."""
         known = self.registry.holds_lease(incarnation)
         worker = self.registry.worker(incarnation) if known else None
         ended = 0 if worker is None else sum(_ends_with(worker, self.registry.get(r)) for r in worker.rooms)
@@ -194,8 +202,8 @@ class RoomController:
         self.admission.wake()
 
     def _resend_ends(self, facts: WorkerFacts) -> None:
-        """Send a worker that is back after a silence the ends of rooms that it missed. It may never have got
-        some of these rooms, which still wait for it (`terminal-reaches-peer`)."""
+        """Send the ends of rooms that a worker missed while it was silent. It may never have got some of
+        these rooms, which still wait for it (`terminal-reaches-peer`)."""
         for entry in self.registry.open_rooms_of(facts.incarnation):
             if facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING:
                 self._send_over(entry, entry.cause or ANSWERED)
@@ -203,8 +211,8 @@ class RoomController:
     # ---- rooms
 
     def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
-        """Call `on_end` when the room is failed from outside its own streams, or at once if it already was.
-        Both workers are about to be called."""
+        """Call `on_end` with the cause when the room ends early, or at once if it already has. The caller is
+        about to call both workers."""
         self.registry.mark_delivered(room, self.registry.get(room).sides)
         cause = self.registry.get(room).cause
         if cause is None:
@@ -213,7 +221,7 @@ class RoomController:
             on_end(cause)
 
     def answered(self, room: RoomId, how: str = "") -> bool:
-        """Note that the client has its complete answer. Return False if the room had ended before."""
+        """Record that the client has its complete answer. Return False if the room had ended before."""
         self.followers.pop(room, None)
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
@@ -224,13 +232,14 @@ class RoomController:
         return ended
 
     def stop(self, room: RoomId) -> None:
-        """End a room whose client has its complete answer, and stop its workers, which do not know that."""
+        """End a room whose client has its complete answer before the workers know it. Stop the workers."""
         cause = Cause(Reason.ANSWERED, "a stop string was reached")
         if self.answered(room, cause.text):
             self._send_over(self.registry.get(room), cause)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
-        """End a room with its first cause, and inform both sides and its stream. Idempotent."""
+        """End a room with its first cause, and inform both workers and the room's stream. A second call has
+        no effect."""
         if not self.registry.end(room, cause, self.clock.now_ms()):
             return
         entry = self.registry.get(room)
@@ -255,24 +264,24 @@ class RoomController:
             self.timelines.report(room, Moment.GIVEN_UP, "its caller drives it, and may open another room")
 
     def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
-        """End the other side of a room whose one side failed after the answer."""
+        """End a room on the other worker, after one worker failed when the client already had the answer."""
         if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
             self._send_over(entry, cause)
 
     def not_retried(self, room: RoomId, why: str) -> None:
-        """Note that no other room follows one that ended early, although its reader wants more."""
+        """Record that no other room follows one that ended early, although the client wants more."""
         self.timelines.report(room, Moment.NOT_RETRIED, why)
         with suppress(UnknownRoom):
             self.registry.index.failed(self.registry.get(room))
 
     def computed(self, entry: RoomEntry, side: Side, tokens: int) -> None:
-        """Count a room's prompt as computed by a side, with `tokens` tokens."""
+        """Count a room's prompt as computed by this side. `tokens`: its uncached tokens."""
         if not entry.canary:
             self._metrics.prompt_computed(side, tokens, computed_by(side, entry))
 
     def resumed(self, since_ms: int, recomputed_tokens: int) -> None:
-        """Observe the pause of a request whose room was retracted at `since_ms`, at its next token or its
-        end."""
+        """Record how long a request paused after its room was retracted at `since_ms`. Called at its next
+        token or its end."""
         self._metrics.resumed((self.clock.now_ms() - since_ms) / 1000, recomputed_tokens)
 
     def side_retired(self, room: RoomId, side: Side) -> None:
@@ -284,8 +293,8 @@ class RoomController:
         self.admission.wake()
 
     def _note_pair(self, entry: RoomEntry, cause: Cause | None) -> None:
-        """Count the room for its pair. A room without a hand-over proves nothing about the pair's
-        connection."""
+        """Record for a room's pair of workers how the room ended. A room without a hand-over proves nothing
+        about their connection."""
         if entry.pair is None or not all(map(self.registry.holds_lease, entry.pair)):
             return
         if self.registry.pairs.ended(entry.pair, cause, canary=entry.canary):
@@ -297,27 +306,27 @@ class RoomController:
                 log.warning("a pair of workers does not connect", cause=cause.text, **names)
 
     def _send_over(self, entry: RoomEntry, cause: Cause) -> None:
-        """Send the end of a room to workers that are there and may still hold it."""
+        """Send the end of a room to each of its workers that holds a lease and may still hold the room."""
         for side in [each for each in Side if each in entry.waiting_for]:
             facts = entry.worker(side)
             if self.registry.holds_lease(facts.incarnation):
                 self.streams.to(facts).cancel(entry.id, cause)
 
     def _is_needed(self, incarnation: Incarnation) -> bool:
-        """Return whether a worker holds a lease, or a room that is not retired."""
+        """Return whether a worker still matters: it holds a lease, or has a room that is not retired."""
         return self.registry.holds_lease(incarnation) or self.registry.has_open_rooms(incarnation)
 
     # ---- time
 
     async def keep_time(self, accepted_ms: Callable[[], int] | None = None) -> None:
-        """Call `look` regularly until cancelled. `accepted_ms`: gives its argument each time."""
+        """Call `look` regularly until cancelled. `accepted_ms`: returns the argument for each call."""
         while True:
             self.look(None if accepted_ms is None else accepted_ms())
             await asyncio.sleep(TICK_S)
 
     def look(self, accepted_ms: int | None = None) -> None:
-        """Expire leases and overdue rooms, and serve the queue. `accepted_ms`: as `accepted_until_ms` of
-        `Registry.expired`."""
+        """End expired leases and overdue rooms, and serve the queue. `accepted_ms`: see `accepted_until_ms`
+        of `Registry.expired`."""
         now_ms = self.clock.now_ms()
         for incarnation in self.registry.expired(now_ms, accepted_ms):
             self.lose(incarnation, "its lease ran out", proof=None)
@@ -335,21 +344,21 @@ class RoomController:
         self._failures.log_rest()
 
     def end_all(self, cause: Cause) -> None:
-        """End all rooms and refuse all requests, since the process ends before they are answered
+        """End all rooms and refuse all requests, because the process stops before they are answered
         (`drain-keeps-promises`)."""
         self.admission.close(cause)
         for entry in self.registry.open_rooms():
             self.fail(entry.id, cause)
 
     async def finish(self) -> None:
-        """Wait until workers got all messages, and until rooms have reported their last lines."""
+        """Wait until all messages to workers are sent, and rooms have reported their last lines."""
         while self.streams.rooms():  # noqa: ASYNC110 - once, while the process ends
             await asyncio.sleep(LOOK_S)
 
 
 def _ends_with(worker: Worker, entry: RoomEntry) -> bool:
-    """Return whether a room ends with its worker. Its streams may have broken and ended it before the worker
-    was known to be gone."""
+    """Return whether a room ends because its worker is lost. Broken streams may have ended it before the
+    worker was known to be lost."""
     broke_off = entry.cause is not None and entry.cause.reason is LOST[worker.facts.side]
     return broke_off or (entry.phase is not RoomPhase.CLOSING and entry.needs(worker.facts.incarnation))
 

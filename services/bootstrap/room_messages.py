@@ -1,4 +1,4 @@
-"""Protobuf message of one room, for callers who list or look up rooms."""
+"""Conversion of a room into the protobuf message for callers that list or look up rooms."""
 
 from baton.fleet.room_entry import RoomEntry
 from baton.wire.baton.v1 import rooms_pb2

@@ -1,13 +1,13 @@
 """Stream of one room's tokens, merged from its two workers.
 
-Both workers are called at once. Their tokens are merged by position. The first token is passed on from
-whichever side has it first. That is prefill, so it does not wait for the hand-over. If only prefill can
-report all that comes with the first token, decode's tokens wait for it. The first cause of a failure is the
-room's, and the other side is informed at once. Prefill's report that decode closed the room is no cause:
-decode gives it.
+Both workers are called at once. Their tokens are merged by position. The first token is passed on from the
+worker that sends it first. That is prefill, so the first token does not wait for the hand-over. If prefill
+alone can report the log-probabilities of the first token, decode's tokens wait for it. The first cause of a
+failure is the room's, and the other worker is informed at once. If prefill reports that decode closed the
+room, decode's own cause is awaited.
 
 A room is local if decode computes its prompt. Prefill reports that instead of a first token, or there was no
-prefill worker. Then all tokens are decode's.
+prefill worker. Then all tokens come from decode.
 
 A room of several choices has a position for each. It is answered when each choice is complete, or its reader
 wants no more of it.
@@ -46,56 +46,56 @@ from baton.wire.errors import Draining, RemoteError, WrongIncarnation
 SIBLING_FAILED: Final = "another part of the request failed"
 OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DECODE_OUTCOME}
 LINGER_S: Final = 10.0
-"""Time for which outcomes of an ended room are awaited from both sides, in seconds."""
+"""Time for which the outcomes of both workers are awaited after a room has ended, in seconds."""
 ROOT_S: Final = 1.0
-"""Time for decode to report why it closed the room, in seconds. Its tokens are sent before that."""
+"""Time for decode to report why it closed the room, after prefill reported the closing, in seconds. Decode
+sends its tokens before that."""
 
 log = Log(__name__)
 
 
 class RoomStream:
-    """Stream of a room: a `baton.api.backend.TokenStream` for its reader, and a
+    """Stream of one room's tokens. It is a `baton.api.backend.TokenStream` for its reader, and a
     `baton.bootstrap.worker_streams.RoomListener` for the streams of both workers."""
 
     def __init__(self, rooms: RoomController, entry: RoomEntry, request: Request, timeout_s: float) -> None:
         self.cached_tokens = 0
         self.cause: Cause | None = None
-        """Cause of the room's failure, once it has failed."""
+        """Cause for which the room failed; None while it has not."""
         self.reporter: Side | None = None
-        """Side that reported the failure, if one did."""
+        """Side that reported the room's failure. None if neither side did."""
         self._rooms = rooms
         self.entry = entry
         trace = rooms.timelines.spans.trace_of(entry.id)
         self._request = request if trace is None else replace(request, trace=trace)
         self._wire: inference_pb2.InferenceRequest | None = None
-        """The same request as a message for both sides, made once."""
+        """Request as a protobuf message for both workers, made once."""
         self._timeout_s = timeout_s
-        # At most a batch a token, and one error.
+        # At most one batch for each token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
         self._merger = TokenMerger(
             request, entry.decode.name, awaits_prefill=not entry.is_local and _is_first_from_prefill(request)
         )
         self._streaming = False
-        """Whether a token was passed on."""
+        """Whether the first token was passed on to the reader."""
         self._counted = False
-        """Whether the prompt was counted by the side that computed it."""
+        """Whether the prompt was counted in the metrics, for the side that computed it."""
         self._accepted = False
-        """Whether prefill has accepted the room."""
+        """Whether the prefill worker has accepted the room."""
         self._open_sides: set[Side] = set()
-        """Sides that may send more messages."""
+        """Sides whose workers may send more messages about the room."""
         self._holding: set[Side] = set()
-        """Sides that may hold the room, and so will report it retired."""
+        """Sides whose workers may hold the room, and so will report it retired."""
         self._timer: asyncio.TimerHandle | None = None
         self._echo: asyncio.TimerHandle | None = None
-        """Timer that runs while prefill has reported that decode closed the room, and decode has not
-        reported why."""
+        """Timer that runs after prefill reported that decode closed the room, until decode reports why."""
 
     def start(self) -> None:
         self._rooms.follow(self.entry.id, self._failed_outside)
         if self._over:
-            return  # it failed before anyone was called
+            return  # it failed before a worker was called
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._too_late)
-        # Prefill computes nothing before it has decode's destination: what decode takes is waited for.
+        # Decode is called first: prefill computes nothing before it has decode's destination.
         for side in reversed(self.entry.sides):
             if not self._over:
                 self._call(side)
@@ -107,8 +107,8 @@ class RoomStream:
         return batch
 
     def end_choice(self, choice: int) -> None:
-        """Pass on nothing more of one choice, and let decode draw no more of it. The last one ends the
-        room."""
+        """Pass no more tokens of one choice to the reader, and let decode draw no more of it. The last choice
+        ends the room."""
         if choice not in self._merger.going:
             return
         self._merger.going.discard(choice)
@@ -134,7 +134,7 @@ class RoomStream:
 
     @property
     def _over(self) -> bool:
-        """Whether nothing more is passed on."""
+        """Whether no more tokens are passed on to the reader."""
         return not self._merger.going
 
     # ---- the two sides
@@ -168,7 +168,7 @@ class RoomStream:
         )
 
     def on_reply(self, side: Side, reply: Any) -> None:
-        """Take a message of one side."""
+        """Take a message about the room from the worker of one side."""
         try:
             self._take(side, reply)
         except Malformed as error:
@@ -210,8 +210,11 @@ class RoomStream:
                     raise Malformed("an outcome before the room was accepted")
 
     def _goes_on_with_decode(self) -> None:
-        """Note that decode computes the prompt, and that prefill has no memory for the room. Either side
-        reports that first, and one of them may never do. Raises Malformed if it cannot be so."""
+        """Record that decode computes the prompt, and that prefill has no memory for the room.
+
+        Either worker may report that first, and the other may never do. Raises Malformed if prefill has
+        computed the prompt, or must.
+        """
         if self.entry.is_local:
             return
         if self._request.scores or self._counted:
@@ -244,7 +247,7 @@ class RoomStream:
             self.fail(cause, side)
 
     def on_broken(self, side: Side, error: RemoteError) -> None:
-        """Note that one side refused the room, or that its stream broke."""
+        """Take the error of a worker that refused the room, or whose stream broke."""
         self._open_sides.discard(side)
         self.fail(self._cause_of(side, error), side)
         self._ended(side)
@@ -257,7 +260,7 @@ class RoomStream:
         self._leave_all()
 
     def _leave(self, side: Side) -> None:
-        """Stop listening to a side. For that worker the room is over."""
+        """Stop listening to the worker of a side, and send it the end of the room."""
         if side in self._open_sides:
             cause = self.entry.cause or ANSWERED
             self._rooms.streams.to(self.entry.worker(side)).leave(self.entry.id, cause)
@@ -272,8 +275,8 @@ class RoomStream:
         self._settle()
 
     def _settle(self) -> None:
-        """Finish once the room is over and no side sends more. A worker that never got the room has nothing
-        to report."""
+        """Finish once the room is over and neither worker sends more. A worker that never got the room
+        reports nothing, so its side is retired here."""
         if not self._over or self._open_sides:
             return
         if self._timer is not None:
@@ -289,18 +292,19 @@ class RoomStream:
     # ---- merging
 
     def _offer_stored(self) -> None:
-        """Pass on the stored messages of decode, since prefill's first token is awaited no more."""
+        """Pass on the stored messages of decode, because they no longer have to wait for prefill's first
+        token."""
         for message in self._merger.release():
             self._offer(message)
 
     def _count(self, side: Side) -> None:
-        """Count the prompt as computed by this side."""
+        """Count the prompt in the metrics as computed by this side."""
         if not self._counted:
             self._counted = True
             self._rooms.computed(self.entry, side, self._request.prefill_tokens - self.cached_tokens)
 
     def _offer(self, message: TokenMessage) -> None:
-        """Pass on the tokens of a message that were not passed on yet. Raises Malformed."""
+        """Pass on those tokens of a message that were not passed on yet. Raises Malformed."""
         try:
             batch = self._merger.take(message)
         except TokensLost as error:
@@ -320,7 +324,8 @@ class RoomStream:
         self._out.put(batch)
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
-        """Take a failure of one of the streams."""
+        """Take a failure that one of the workers' streams shows. `teller`: side that reported it, None if
+        neither did."""
         if self._over:
             if teller is not None:
                 self._rooms.fail_rest(self.entry, cause)
@@ -336,7 +341,7 @@ class RoomStream:
             self._end()
 
     def _end(self) -> None:
-        """End the stream for its reader. Outcomes are awaited for a while."""
+        """End the stream for its reader. The workers' outcomes are awaited for a while."""
         self._merger.going.clear()
         for timer in (self._timer, self._echo):
             if timer is not None:
@@ -346,8 +351,8 @@ class RoomStream:
         self._settle()
 
     def _cause_of(self, side: Side, remote: RemoteError) -> Cause:
-        """Return the room's cause for a broken stream or a refusal. A worker that cannot be reached gets no
-        rooms until it renews its lease."""
+        """Return the cause of the room's failure, after a worker refused the room or its stream broke. A
+        worker that cannot be reached gets no rooms until it renews its lease."""
         facts = self.entry.worker(side)
         name = f"{side.value} worker {facts.name}"
         if remote.kind == WrongIncarnation.__name__:
@@ -366,8 +371,11 @@ class RoomStream:
 
 
 def _is_first_from_prefill(request: Request) -> bool:
-    """Return whether prefill alone can report the first token: with scores of the prompt, or with more
-    log-probabilities than a metadata record holds (`record-fits`)."""
+    """Return whether prefill alone can report the first token of a request.
+
+    That is so if the prompt is scored, or if more log-probabilities are wanted than a metadata record holds
+    (`record-fits`).
+    """
     sampling = request.sampling
     tops = (sampling.top_logprobs or 0) + len(sampling.logprob_token_ids)
     return request.prompt_logprobs is not None or tops > ALTERNATIVES_MAX

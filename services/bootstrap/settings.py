@@ -1,4 +1,4 @@
-"""Settings of the router."""
+"""Settings of the router (bootstrap)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -40,7 +40,7 @@ LOGPROBS: Final = number(-1, LOGPROBS_MAX)
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapSettings(ServiceSettings):
-    """Settings of the router. Sizes are in bytes, times in milliseconds."""
+    """Settings of the router (bootstrap). Sizes are in bytes, times in milliseconds."""
 
     role: ClassVar[str] = "bootstrap"
 
@@ -230,12 +230,12 @@ class BootstrapSettings(ServiceSettings):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names that the model is served by; None: its own."""
+        """Names by which clients may ask for the model. Empty for the model's own name."""
         return tuple(filter(None, (name.strip() for name in self.served_model_name.split(","))))
 
     @property
     def http_tls(self) -> TlsFiles | None:
-        """Certificate of both HTTP ports."""
+        """Certificate and key of both HTTP ports; None for plain HTTP."""
         return tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
 
     def __post_init__(self) -> None:

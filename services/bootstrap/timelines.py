@@ -1,6 +1,6 @@
-"""Timelines and spans of rooms while they go on, and the watchers of them.
+"""Timelines and trace spans of rooms, and the watchers of a room that wait for new lines.
 
-The span of a room has the router's own lines as its events.
+The events of a room's span are the lines that the router writes itself.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from baton.telemetry.tracing import Attribute
 
 
 class Timelines:
-    """Writer of timelines and spans. Used from one event loop."""
+    """Writer of the router's own timeline lines and trace spans. Used from one event loop."""
 
     def __init__(self, registry: Registry, clock: Clock, spans: RoomSpans) -> None:
         self.spans = spans
@@ -26,21 +26,21 @@ class Timelines:
         self.watchers: dict[RoomId, dict[asyncio.Event, None]] = {}
 
     def begin(self, entry: RoomEntry, trace: TraceContext | None) -> None:
-        """Begin the span of a room. `trace`: its parent."""
+        """Begin the trace span of a room. `trace`: context of its parent span."""
         self.spans.begin(entry.id, entry.request_id, trace, _attributes(entry))
 
     def end(self, room: RoomId, cause: Cause | None = None) -> None:
-        """End the span of a room. Lines may follow."""
+        """End the trace span of a room. Lines may still be added to its timeline."""
         if cause is not None:
             self.spans.fail(room, cause)
         self.spans.end(room)
 
     def line(self, name: Moment, detail: str = "") -> Event:
-        """Return a line of the router's own at this moment."""
+        """Return a timeline line of the router's own, with the present time."""
         return Event(self._clock.wall_ms(), BOOTSTRAP, name, detail, self._clock.host_us())
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        """Add a line of the router's own to a room's timeline."""
+        """Add a line of the router's own to a room's timeline and to its trace span."""
         self.spans.event(room, name, detail)
         self.record(room, self.line(name, detail))
 
@@ -58,12 +58,12 @@ class Timelines:
             self.watchers.pop(room, None)
 
     def wake(self, room: RoomId) -> None:
-        """Wake the watchers of a room."""
+        """Wake the watchers of a room, because it may have new lines."""
         for changed in self.watchers.get(room, ()):
             changed.set()
 
 
 def _attributes(entry: RoomEntry) -> dict[str, Attribute]:
-    """Return the attributes of a room's span."""
+    """Return the attributes of a room's trace span."""
     workers: dict[str, Attribute] = {f"baton.{side.value}": name for side, name in entry.names.items()}
     return workers if entry.retry_of is None else workers | {"baton.retry_of": str(entry.retry_of)}

@@ -1,7 +1,7 @@
-"""Merge of both workers' tokens of one room: one order, and each position once.
+"""Merge of the tokens that both workers of a room send: in one order, and each position once.
 
-Tokens are merged by their position in a choice's output. If prefill alone can report all that comes with the
-first token, messages of decode are stored until it has.
+Tokens are merged by their position in a choice's output. If prefill alone can report the first token with its
+log-probabilities, messages of decode are stored until it has.
 """
 
 from collections.abc import Sequence
@@ -14,42 +14,44 @@ from baton.wire.conversions import Malformed
 
 
 class TokensLost(Exception):
-    """Decode left out tokens of a choice, or drew more after the last one."""
+    """Decode left out tokens of a choice, or sent more after the last one."""
 
 
 class TokenMessage(NamedTuple):
-    """Tokens of one choice from a worker."""
+    """Tokens of one choice in one message from a worker."""
 
     choice: int
     first: int
-    """Position of the first of them in the choice's output."""
+    """Position of the message's first token in the output of its choice."""
     tokens: tuple[Token, ...]
     finish: FinishReason | None
-    """Finish reason of the choice, if its last token is among them."""
+    """Finish reason of the choice, if the message has its last token. None otherwise."""
 
 
 class TokenMerger:
-    """Tokens of one room that were passed on, and those that wait."""
+    """Merger of one room's tokens. It has those that were passed on, and stores those that wait."""
 
     def __init__(self, request: Request, decode: str, *, awaits_prefill: bool) -> None:
-        """`decode`: name of the decode worker. `awaits_prefill`: store messages of decode until `release`."""
+        """Make a merger without tokens. `decode`: name of the decode worker. `awaits_prefill`: whether to
+        store messages of decode until `release`."""
         self._request = request
         self._decode = decode
         self.given = len(request.output)
-        """Output tokens that earlier rooms of the request passed on."""
+        """Number of output tokens that earlier rooms of the request passed on. It is the same for each
+        choice."""
         self.going = set(range(request.choices))
-        """Choices with tokens to come."""
+        """Numbers of the choices that have more tokens to come."""
         self._next = [self.given] * request.choices
-        """Position of the next token to pass on, in its output, by choice."""
+        """Position of the next token to pass on in each choice's output, by choice."""
         self._scores: list[Score] = []
-        """Scores of the prompt that prefill has reported and that were not passed on."""
+        """Log-probabilities of prompt tokens that prefill has reported and that were not passed on yet."""
         self._stored: list[TokenMessage] | None = [] if awaits_prefill else None
-        """Messages of decode while prefill's first token is awaited. None if it is not, or no more."""
+        """Messages of decode that wait for prefill's first token. None if they need not wait."""
 
     def store(self, message: TokenMessage) -> bool:
-        """Store a message of decode if prefill's first token is awaited. Return False if it is not.
+        """Store a message of decode if prefill's first token is still awaited. Return False if it is not.
 
-        Raises Malformed for more messages than the room may draw tokens.
+        Raises Malformed if there are more messages than tokens to draw.
         """
         if self._stored is None:
             return False
@@ -59,30 +61,30 @@ class TokenMerger:
         return True
 
     def release(self) -> list[TokenMessage]:
-        """Return the stored messages, and store none from now on."""
+        """Return the stored messages of decode. No message is stored from now on."""
         stored, self._stored = self._stored or [], None
         return stored
 
     def complete_in_store(self) -> set[int]:
-        """Return the choices that are complete in the stored messages."""
+        """Return the numbers of the choices whose last token is in a stored message."""
         return {message.choice for message in self._stored or () if message.finish is not None}
 
     def add_scores(self, first: int, scores: Sequence[Score]) -> None:
-        """Take scores of the prompt, from token `first` on. Raises Malformed if they do not follow the
-        earlier ones, or are too many or too late."""
+        """Take log-probabilities of prompt tokens, from token `first` on. Raises Malformed if they leave a
+        gap, or are too many or too late."""
         left = 0 if self._stored is None else self._request.scores - len(self._scores)
         if first != 1 + len(self._scores) or len(scores) > left:
             raise Malformed(f"scores from token {first} on, {left} were to come")
         self._scores += scores
 
     def check_scores(self) -> None:
-        """Check that all scores of the prompt came before the first token. Raises Malformed."""
+        """Check that all log-probabilities of the prompt came before the first token. Raises Malformed."""
         if len(self._scores) != self._request.scores:
             wanted = self._request.scores
             raise Malformed(f"{len(self._scores)} scores before the first token, of {wanted}")
 
     def take(self, message: TokenMessage) -> TokenBatch | None:
-        """Return the tokens of a message that were not passed on yet, None if there are none.
+        """Return those tokens of a message that were not passed on yet, or None if there are none.
 
         Raises TokensLost, and Malformed for a choice that the request does not have.
         """
@@ -107,7 +109,7 @@ class TokenMerger:
         return TokenBatch(fresh, finish, choice, scores)
 
     def progress(self) -> str:
-        """Return how many tokens were passed on, for the timeline."""
+        """Return how many tokens were passed on, as text for the timeline."""
         before = f", {self.given} of them by earlier rooms" if self.given else ""
         if self._request.choices == 1:
             return f"{counted(self._next[0], 'token')} passed on{before}"

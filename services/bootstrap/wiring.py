@@ -1,4 +1,4 @@
-"""Assembly of the router, and the only module that picks its implementations."""
+"""Assembly of the router from its parts. No other module chooses their implementations."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 LAST_WORDS_S: Final = 2
-"""Time for requests that are cut off to receive the reason, in seconds."""
+"""Time for clients whose requests are cut off at shutdown to receive the reason, in seconds."""
 ROOM_ID_BITS: Final = 62
 
 
@@ -187,8 +187,8 @@ async def _run(
     rooms: RoomController,
     drain_timeout_ms: int,
 ) -> bool:
-    """Run the router's own work until `shutdown` is set and requests are drained. Return whether all were
-    answered. Raises the error of work that failed."""
+    """Run the router's background tasks until `shutdown` is set and requests are drained. Return whether all
+    were answered. Raises the error of a task that failed."""
     tasks = [asyncio.create_task(each) for each in work]
     stopping = asyncio.create_task(shutdown.wait())
     try:
@@ -214,7 +214,7 @@ async def _close(server: Server, rooms: RoomController, channels: Channels, trac
 
 
 def operator_routers(rooms: RoomController, metrics: CollectorRegistry) -> list[APIRouter]:
-    """Return the routes for operators, on the API's port or on their own."""
+    """Return the HTTP routes for operators, which are on the API's port or on their own."""
     return [admin_router(rooms.registry, metrics, rooms.weigh), timeline_router(rooms), page_router()]
 
 
@@ -228,8 +228,8 @@ def _bind(server: Server, settings: BootstrapSettings) -> int:
 
 
 async def _drain(http: HttpServers, rooms: RoomController, timeout_ms: int) -> bool:
-    """Answer all accepted requests (`drain-keeps-promises`), and take no new ones. Requests that are cut off
-    get an error with the reason. Return whether all were answered."""
+    """Take no new requests, and answer all accepted ones (`drain-keeps-promises`). Requests that take longer
+    than `timeout_ms` get an error with the reason. Return whether all were answered."""
     stopping = asyncio.create_task(http.api.stop())
     await asyncio.wait({stopping}, timeout=timeout_ms / 1000)
     in_time = stopping.done()
@@ -243,7 +243,7 @@ async def _drain(http: HttpServers, rooms: RoomController, timeout_ms: int) -> b
 
 
 def _ids(registry: Registry, room: RoomId) -> Mapping[str, str]:
-    """Return further ids of a room, for the log."""
+    """Return the request id and the trace id of a room, for log lines about the room."""
     try:
         entry = registry.get(room)
     except UnknownRoom:

@@ -1,9 +1,9 @@
-"""Streams to workers, one for each process, which all of its rooms share.
+"""gRPC streams to workers, one to each worker process, which all of its rooms share.
 
 A stream is opened with the first message. Messages of several rooms at one time travel together, so that a
-token costs only its own bytes. A stream that breaks ends every room on it with the reason, and the next room
-opens a new one. Ends of rooms that the worker may not have got are sent again on the next stream. That goes
-on until the worker is known to hold them no more, or to be gone (`terminal-reaches-peer`).
+token costs only its own bytes. If a stream breaks, every room on it ends with the reason, and the next room
+opens a new stream. The end of a room that the worker may not have got is sent again on the next stream. That
+is repeated until the worker holds the room no more, or is gone (`terminal-reaches-peer`).
 """
 
 import asyncio
@@ -32,30 +32,31 @@ from baton.wire.service_role import ServiceRole
 log = Log(__name__)
 
 MESSAGE_BYTES: Final = 1 << 20
-"""Length from which on further lines go into the next message, in bytes."""
+"""Length of a message from which on further lines go into the next one, in bytes."""
 OPEN_BYTES_MAX: Final = REQUEST_BYTES_MAX - 64
-"""Most bytes of one room's request. A longer message would end the stream with all rooms on it."""
+"""Longest request of one room, in bytes. A longer message would break the stream, with all rooms on it."""
 
 RETELL_S: Final = 0.05
 RETELL_S_MAX: Final = 1.0
-"""Longest pause before a broken stream is opened again, if there is something to send, in seconds. The pause
-grows each time."""
+"""Longest pause before a broken stream is opened again, in seconds. The pause begins at RETELL_S and doubles
+each time."""
 
 Open: TypeAlias = inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest
 
 
 class RoomListener(Protocol):
-    """Follower of one room on its workers."""
+    """Object that gets the messages about one room from the streams of its workers."""
 
     def on_reply(self, side: Side, reply: Any) -> None:
-        """Take a message of the worker of a side. None follows an outcome."""
+        """Take a message about the room from the worker of a side. No message follows an outcome."""
 
     def on_broken(self, side: Side, error: RemoteError) -> None:
-        """Take the error of a worker that refused the room, or whose stream broke. No message follows."""
+        """Take the error of a worker that refused the room, or whose stream broke. No message of that worker
+        follows."""
 
 
 class WorkerStreams:
-    """Streams by incarnation of the worker. Used from one event loop."""
+    """Streams to all workers, by incarnation. Used from one event loop."""
 
     def __init__(
         self,
@@ -63,8 +64,8 @@ class WorkerStreams:
         absent: Callable[[RoomId, Side], None],
         loaded: Callable[[Incarnation, WorkerLoad], None],
     ) -> None:
-        """`absent`: called when a worker holds nothing of a room whose end it got. `loaded`: called
-        with a worker's report of its load."""
+        """Make an empty set of streams. `absent`: called when a worker answers the end of a room with the
+        report that it holds nothing of it. `loaded`: called with a worker's report of its load."""
         self._channels = channels
         self._absent = absent
         self._loaded = loaded
@@ -80,27 +81,29 @@ class WorkerStreams:
         return link
 
     def forget(self, incarnation: Incarnation, room: RoomId) -> None:
-        """Note that a worker holds nothing of a room any more."""
+        """Record that a worker holds nothing of a room any more."""
         link = self._links.get(incarnation)
         if link is not None:
             link.forget(room)
 
     def drop(self, incarnation: Incarnation) -> None:
-        """Close the stream to a worker that is gone or about to exit."""
+        """Close the stream to a worker that is gone."""
         link = self._links.pop(incarnation, None)
         if link is not None:
             link.close()
 
     def rooms(self) -> int:
-        """Return the number of rooms with messages to come, counted on each of their workers."""
+        """Return the number of rooms that are open or whose end is not sent yet. A room on two workers counts
+        twice."""
         return sum(len(link) for link in self._links.values())
 
     def over(self) -> int:
-        """Return the number of ended rooms that their workers may still hold, counted on each of them."""
+        """Return the number of ended rooms that their workers may still hold. A room on two workers counts
+        twice."""
         return sum(link.over for link in self._links.values())
 
     def close_unused(self, needed: Callable[[Incarnation], bool]) -> None:
-        """Close the channels to processes that are not needed any more."""
+        """Close the channels to worker processes for which `needed` returns False."""
         for incarnation in [each for each in self._channels.incarnations() if not needed(each)]:
             closing = asyncio.create_task(self._channels.drop(incarnation))
             self._closing.add(closing)
@@ -112,7 +115,7 @@ class WorkerStreams:
 
 
 class WorkerStream:
-    """Stream to one process of one worker."""
+    """Stream to one worker process, opened again after it breaks."""
 
     def __init__(
         self,
@@ -128,11 +131,11 @@ class WorkerStream:
         self._listeners: dict[RoomId, RoomListener] = {}
         self._opening: deque[Open] = deque()
         self._ending: deque[tuple[RoomId, int]] = deque()
-        """Choices of rooms on this stream that their readers need no more of."""
+        """Choices that the worker is to draw no more of, as (room, choice), not sent yet."""
         self._over: dict[RoomId, Cause] = {}
-        """Ended rooms that the worker may hold, with their causes."""
+        """Ended rooms that the worker may still hold, with their causes."""
         self._unsent: deque[RoomId] = deque()
-        """Ended rooms that were not sent on this stream yet."""
+        """Ended rooms whose end was not sent on the present stream yet."""
         self._news = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._pause_s = RETELL_S
@@ -145,7 +148,8 @@ class WorkerStream:
         return len(self._over)
 
     def open(self, request: Open, hearer: RoomListener) -> None:
-        """Ask the worker for a room. `hearer` is called with its messages, never before this returns."""
+        """Send the worker a new room. `hearer`: listener that is called with messages about it, never before
+        this returns."""
         room = RoomId(request.room)
         length = request.ByteSize()
         if length > OPEN_BYTES_MAX:
@@ -158,29 +162,30 @@ class WorkerStream:
         self._start()
 
     def end_choice(self, room: RoomId, choice: int) -> None:
-        """End one choice of a room on this stream. The others go on."""
+        """Stop the worker from drawing more tokens of one choice of a room. The other choices go on."""
         if room in self._listeners:
             self._ending.append((room, choice))
             self._start()
 
     def cancel(self, room: RoomId, cause: Cause) -> None:
-        """Send the end of a room, once, whoever opened it."""
+        """Send the worker the end of a room, once, even if another process opened the room."""
         if room not in self._over:
             self._over[room] = cause
             self._unsent.append(room)
             self._start()
 
     def leave(self, room: RoomId, cause: Cause) -> None:
-        """Stop listening to a room, and end it. Nothing happens if it has no listener."""
+        """Remove a room's listener, and send the worker the room's end. Has no effect without a listener."""
         if self._listeners.pop(room, None) is not None:
             self.cancel(room, cause)
 
     def forget(self, room: RoomId) -> None:
-        """Note that the worker holds nothing of the room any more, so that its end need not be sent."""
+        """Record that the worker holds nothing of the room any more, so that its end need not be sent
+        again."""
         self._over.pop(room, None)
 
     def close(self) -> None:
-        """End the stream, and send nothing any more. Listeners of rooms get an error."""
+        """End the stream, and send nothing more. Listeners of rooms get an error."""
         self._over.clear()
         self._break(RemoteError(grpc.StatusCode.CANCELLED, "", "the stream to it was closed"))
         if self.task is not None:
@@ -189,14 +194,14 @@ class WorkerStream:
     # ---- inside
 
     def _start(self) -> None:
-        # In the loop's next round: what the rooms of this one have to say travels together then, and gRPC's
-        # threads, which a message wakes, do not ask for the interpreter in the midst of it.
+        # Sent in the loop's next round, so that messages of all rooms in this round travel together. A
+        # message wakes gRPC's threads, which would otherwise compete for the interpreter in this round.
         asyncio.get_running_loop().call_soon(self._news.set)
         if self.task is None:
             self.task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
 
     async def _run(self) -> None:
-        """Run one stream after another, while there is something to send."""
+        """Run one stream after another, as long as there is something to send."""
         try:
             while True:
                 await self._stream()
@@ -210,7 +215,7 @@ class WorkerStream:
             self.task = None
 
     async def _stream(self) -> None:
-        """Run one stream to its end."""
+        """Run one gRPC stream to its end."""
         channel = self._channels.to(
             self._facts.address, ServiceRole.of(self._facts.side), self._facts.incarnation
         )
@@ -238,12 +243,12 @@ class WorkerStream:
         for line in message.lines:
             room = RoomId(line.room)
             if line.absent:
-                if room in self._over:  # a worker speaks of what it was told is over (`authorised-writer`)
+                if room in self._over:  # only if it was sent that end (`authorised-writer`)
                     self._absent(room, self._facts.side)
                 continue
             hearer = self._listeners.get(room)
             if hearer is None:
-                continue  # of a room that is over
+                continue  # the room is over
             if line.HasField("refused"):
                 del self._listeners[room]
                 self._deliver(room, hearer.on_broken, refusal_from_wire(line.refused))
@@ -256,19 +261,20 @@ class WorkerStream:
             self._loaded(load_from_wire(message.load))
 
     def _deliver(self, room: RoomId, receive: Callable[[Side, Any], None], what: object) -> None:
-        """Call a room's listener. Its error ends neither the stream nor other rooms on it."""
+        """Call a room's listener. An error that it raises is logged, and ends neither the stream nor other
+        rooms on it."""
         try:
             receive(self._facts.side, what)
         except Exception as error:
             log.error("a room's reply could not be taken", room=room, error=error)  # noqa: TRY400
 
     def _next(self) -> Any:
-        """Return the next message to send, or None."""
+        """Return the next message to send to the worker, or None if there is nothing to send."""
         return self._message() if self._opening or self._unsent or self._ending else None
 
     def _message(self) -> Any:
-        """Build the next message. The end of a room or of a choice goes in the message that opens it, or in a
-        later one."""
+        """Build the next message to the worker. The end of a room or a choice is never sent before the
+        message that opens the room."""
         prefill = self._facts.side is Side.PREFILL
         message: Any = inference_pb2.RunRoomsRequest() if prefill else inference_pb2.StreamRoomsRequest()
         length = 0

@@ -36,7 +36,7 @@ class WorkerTable:
     """Registered workers by incarnation: the base class of `Registry` that knows no rooms."""
 
     def __init__(self, model: str, lease_ms: int, context_length: int) -> None:
-        """Make an empty table. `model`, `context_length`: fingerprint and length that every worker must
+        """Make an empty table. `model`, `context_length`: fingerprint and length that all workers must
         have."""
         self.model = model
         self.context_length = context_length

@@ -1,5 +1,5 @@
-"""Admission of requests: a room at once, a place in a bounded queue, or a rejection.
+"""Admission of requests: each gets a room at once, waits in a bounded queue, or is rejected.
 
-`Admission` opens every room. `QueueBounds` says which requests may wait, `ReadyWait` has those that wait for
-a ready worker, and `DecodePromises` those that a draining decode worker still serves.
+`Admission` opens every room. `QueueBounds` decides which requests may wait. `ReadyWait` has the requests that
+wait for a worker to become ready. `DecodePromises` has those that a draining decode worker still serves.
 """

@@ -1,7 +1,7 @@
 """Admission of requests: each gets a room at once, or waits in a bounded queue, or is rejected.
 
-The registry chooses the pair of workers. A request that fits none now waits in a bounded queue
-(`bounded-admission`), in the order of `baton.fleet.fair_queue`, until there may be space.
+The registry chooses the pair of workers. A request that fits no pair now waits in a bounded queue
+(`bounded-admission`), in the order of `baton.fleet.fair_queue`.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ from baton.runtime.clock import Clock
 
 RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64
-"""Most requests for other workers that are looked at before one that there is space for."""
+"""Most requests that one scan of the queue skips, since no worker has space for them, before it ends."""
 
 
 class Admission:
-    """Opens every room. Used from one event loop."""
+    """Admission of requests to workers. It opens every room. Used from one event loop."""
 
     def __init__(
         self,
@@ -56,26 +56,26 @@ class Admission:
         queue_timeout_ms: int,
         max_wait_ms: int | None = None,
     ) -> None:
-        """`max_wait_ms`: longest expected wait. A request that is expected to wait longer is rejected at
-        once. None: as `queue_timeout_ms`, which ends every wait."""
+        """Make it with an empty queue. `max_wait_ms`: longest expected wait of a new request before it is
+        rejected at once; None: as `queue_timeout_ms`, which ends every wait."""
         self._registry = registry
         self._clock = clock
         self._timelines = timelines
         self._metrics = metrics
         self._queue_timeout_ms = queue_timeout_ms
         self.expected = WaitEstimator(queue_timeout_ms, max_wait_ms)
-        """Wait estimates. Streams of rooms report their progress here."""
+        """Estimates of how long requests wait. Streams of rooms report their progress here."""
         self._line: FairQueue[WaitingRequest] = FairQueue()
         self._ready_wait = ReadyWait()
-        """Retried requests that wait for a side to have a ready worker again."""
+        """Requests whose room failed and that wait until a side has a ready worker again."""
         self._bounds = QueueBounds(self._line, self.expected, self._ready_wait, max_queue)
         self.retrying: Counter[RoomId] = Counter()
-        """Number of requests that look for a next room, by the room that ended."""
+        """Number of requests that look for their next room, by id of the room that ended."""
         self.promises = DecodePromises()
         self._outlook: Hashable = None
-        """Registry's outlook when queued requests that no worker can hold were last refused."""
+        """Registry's outlook at the last scan of the queue that refused requests no worker can hold."""
         self._ending: Cause | None = None
-        """Reason for which no room is opened any more."""
+        """Cause for which no more rooms are opened, while the router stops. None before."""
 
     async def admit(
         self,
@@ -93,8 +93,8 @@ class Admission:
         may_be_local: bool = False,
         scores: int = 0,
     ) -> RoomEntry:
-        """Open a room on the best pair that can hold it, after a wait in the bounded queue if there is no
-        space (`bounded-admission`).
+        """Open a room on the best pair that can hold the request, after a wait in the bounded queue if there
+        is no space (`bounded-admission`).
 
         `prompt`, `salt`: for the choice of workers, if known. `trace`: parent of the room's span. `tokens`:
         most KV positions of each of the `choices` on decode. `priority`, `tenant`: as in `QueueKey`.
@@ -105,7 +105,7 @@ class Admission:
         worker. A new request waits for that only if a worker is expected.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError if no pair had space in time. NotInTime, a QueueFull,
-        comes at once if that is to be expected.
+        is raised at once if that is to be expected.
         """
         margin = 0 if retry is None else retry.margin
         need = Need(
@@ -137,7 +137,7 @@ class Admission:
         return entry
 
     def discard(self, entry: RoomEntry) -> None:
-        """Close a room whose client is gone, and that was sent to no worker."""
+        """Close a room that was sent to no worker, because its client is gone."""
         cause = Cause(Reason.CLIENT_GONE, "gone while queued")
         self.expected.ended(entry.id, is_over=False)
         self._registry.end(entry.id, cause, self._clock.now_ms())
@@ -148,13 +148,13 @@ class Admission:
 
     def drain(self, incarnation: Incarnation, *, broken: bool = False) -> int:
         """Give a worker no new rooms. Return how many rooms and requests it has to wait for
-        (`Registry.drain`). `broken`: it is about to end, and likely to be restarted."""
+        (`Registry.drain`). `broken`: whether it is about to end, and likely to be restarted."""
         if broken:
             self._registry.expect_back(incarnation, self._clock.now_ms())
         return self._registry.drain(incarnation, self.promises.count(incarnation))
 
     def wake(self) -> None:
-        """Serve the queue, since a worker may have become ready, have space, or be gone."""
+        """Serve the queue, because a worker may have become ready, have space, or be gone."""
         if self._ready_wait.total():
             self._ready_wait.wake(
                 self._registry.outlook(self._clock.now_ms()), force=self._ending is not None
@@ -166,14 +166,14 @@ class Admission:
             self._look()
 
     def retry_after_s(self, priority: int = 0, tenant: bytes = b"") -> int:
-        """Return when a rejected request of this class is to come back, in seconds. Ask once for each
-        request: requests that are rejected together do not come back together."""
+        """Return after how many seconds a rejected client is to try again. Call it once for each request:
+        clients that are rejected together get different times."""
         claim = QueueKey(priority, tenant, self.expected.usual_cost())
         away_ms = self.expected.come_back_ms(self._clock.now_ms(), self._ahead(claim), claim)
         return 1 if away_ms is None else min(max(-(-away_ms // 1000), 1), RETRY_AFTER_S_MAX)
 
     def close(self, why: Cause) -> None:
-        """Open no room any more. Waiting requests are refused with the reason."""
+        """Open no more rooms. Waiting requests are refused with the reason."""
         self._ending = why
         self.wake()
 
@@ -185,8 +185,8 @@ class Admission:
         return self._line.by_class() + self._ready_wait.by_class()
 
     def queued_by_side(self) -> Mapping[Side, int]:
-        """Return the number of waiting requests by the side that they lack: the side without a ready worker,
-        or the side without space for the first of the queue. Requests that lack both are left out."""
+        """Return the number of waiting requests by the side that they lack. It has no ready worker, or no
+        space for the first request of the queue. Requests that lack both sides are left out."""
         counts = self._ready_wait.by_side()
         if (first := self._line.first()) is None:
             return counts
@@ -200,8 +200,8 @@ class Admission:
         return counts
 
     def waiting(self, *, had_none: bool = False) -> Iterator[tuple[str, Event]]:
-        """Yield the ids of queued requests, class by class and the oldest first, each with its timeline's
-        line. `had_none`: only those that had no room before."""
+        """Yield the ids of queued requests, class by class and the oldest first, each with its line for the
+        timeline. `had_none`: only those that had no room before."""
         return (
             (one.waiting.request.request_id, one.waiting.queued)
             for one in self._line
@@ -214,13 +214,13 @@ class Admission:
         self.expected.look(self._clock.now_ms(), len(self._line), self._line.in_class)
 
     def _ahead(self, claim: QueueKey) -> QueuedWork:
-        """Return the work before a newcomer. Requests that wait for a ready worker are counted as large as it
-        is."""
+        """Return the work before a new request. Requests that wait for a ready worker are counted as if they
+        were as large as the new one."""
         ahead, hoping = self._line.ahead(claim), self._ready_wait.total()
         return ahead._replace(all=ahead.all + hoping, tokens=ahead.tokens + hoping * claim.tokens)
 
     async def _open_again(self, request: PlacementRequest, retry: Retry) -> RoomEntry:
-        """Open the next room of a request, after waiting for a worker if a side has none."""
+        """Open the next room of a request whose room ended, after its pause and a wait for a ready worker."""
         self.promises.withdraw(retry.room)
         with one_more(self.retrying, retry.room), self.promises.pause(retry.returns_to):
             await asyncio.sleep(retry.pause_s)
@@ -245,8 +245,8 @@ class Admission:
 
         For a retracted request without space on decode, a decode worker is reserved during the scan.
         Otherwise small requests behind it would take that space, one after the other. If no request can get a
-        room, the rest of the queue is scanned once after each change of the outlook. It may be that no worker
-        can hold them any more, and then they are refused.
+        room, the rest of the queue is scanned once after each change of the outlook. Requests that no worker
+        can hold any more are refused then.
         """
         outlook = self._registry.outlook(self._clock.now_ms())
         may_be_refused, self._outlook = outlook != self._outlook, outlook
@@ -272,8 +272,8 @@ class Admission:
             self._registry.release_reserved()
 
     def _serve_back(self) -> None:
-        """Open rooms for requests that fit the draining worker that retracted theirs, and that the scan did
-        not reach. Requests before them may not go there."""
+        """Open rooms on draining workers for requests that these workers retracted, and that the scan did not
+        reach. Requests before them may not go there."""
         for incarnation in self._registry.accepting_retracted():
             for one in self.promises.unseen(incarnation, LOOKED_AT_MAX):
                 self._serve(one)
@@ -286,7 +286,8 @@ class Admission:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
     def _serve(self, one: QueueEntry[WaitingRequest]) -> NoCapacity | None:
-        """Open the room of a queued request, or refuse it. Return why it has to wait on, if it does."""
+        """Open the room of a queued request, or refuse the request. Return the error that says why it has to
+        wait longer, or None."""
         waiting = one.waiting
         try:
             entry = self._open(waiting.request, self._pair(waiting.request))
@@ -304,8 +305,8 @@ class Admission:
         return None
 
     async def _open_in_turn(self, request: PlacementRequest) -> RoomEntry:
-        """Open a room at once if there is space that requests before it did not fit, or else when it is its
-        turn."""
+        """Open a request's room at once if it fits and those queued before it do not. Otherwise queue it, and
+        open the room when its turn comes."""
         fits = True
         try:
             pair = self._pair(request)
@@ -351,7 +352,8 @@ class Admission:
             raise
 
     def _pair(self, request: PlacementRequest) -> Pair:
-        """Return the best pair. Raises NoCapacity, and NoSuchWorker if waiting in the queue does not help."""
+        """Return the best pair of workers. Raises NoCapacity, and NoSuchWorker if waiting in the queue does
+        not help."""
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
         retry = request.retry

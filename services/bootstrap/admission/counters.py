@@ -1,4 +1,4 @@
-"""Counters whose keys vanish at zero."""
+"""Counters that drop a key when its count is zero."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ K = TypeVar("K")
 
 @contextmanager
 def one_more(counts: Counter[K], key: K) -> Iterator[None]:
-    """Add one for a while. At zero the key is removed."""
+    """Add one to a key's count for the duration of a `with` block. A key with count zero is removed."""
     counts[key] += 1
     try:
         yield

@@ -12,23 +12,26 @@ from baton.ids import Incarnation, RoomId
 
 
 class DecodePromises:
-    """Requests between two rooms that may go on on the decode worker of the first one."""
+    """Requests between two rooms that may continue on the decode worker of the room before."""
 
     def __init__(self) -> None:
         self.rooms: dict[RoomId, Incarnation] = {}
-        """Decode worker of each room that ended early, until its reader wants the next one."""
+        """Decode worker of each room that ended early, by room, until its reader wants the next room."""
         self.queued: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
-        """Queued requests by the decode worker that retracted their rooms, the first to come first."""
+        """Queued requests by the decode worker that retracted their rooms, and by serial number; the first to
+        come first."""
         self._paused: Counter[Incarnation | None] = Counter()
-        """Number of requests that look for their next room, by the decode worker that retracted the last."""
+        """Number of requests that look for their next room, by the decode worker that retracted the last
+        one."""
 
     def add(self, entry: RoomEntry) -> None:
-        """Note that a room ended early, and that its request may go on on the same decode worker. The worker
-        waits until the request looks for its next room or gives up."""
+        """Record that a room ended early, and that its request may continue on the same decode worker. The
+        worker waits until the request looks for its next room or gives up."""
         self.rooms[entry.id] = entry.decode.incarnation
 
     def withdraw(self, room: RoomId) -> None:
-        """Note that the request of a room looks for its next one, or gives up."""
+        """Record that the request of an ended room looks for its next room, or gives up. The draining decode
+        worker of that room no longer waits for it."""
         self.rooms.pop(room, None)
 
     def count(self, incarnation: Incarnation) -> int:
@@ -37,23 +40,25 @@ class DecodePromises:
         return self._paused[incarnation] + unread
 
     def pause(self, incarnation: Incarnation | None) -> AbstractContextManager[None]:
-        """Let a draining worker wait for a request while it looks for its next room."""
+        """Let a draining worker wait for a request during a `with` block, in which the request looks for its
+        next room."""
         return one_more(self._paused, incarnation)
 
     def enter(self, incarnation: Incarnation | None, one: QueueEntry[WaitingRequest]) -> None:
-        """Note that a request is queued whose room this worker retracted. None: no worker did."""
+        """Record that a request is queued whose room this worker retracted. With None, no worker did."""
         if incarnation is not None:
             self.queued.setdefault(incarnation, {})[one.number] = one
 
     def leave(self, incarnation: Incarnation | None, one: QueueEntry[WaitingRequest]) -> None:
-        """Note that the request has left the queue."""
+        """Record that a request whose room this worker retracted has left the queue."""
         if incarnation is not None:
             del self.queued[incarnation][one.number]
             if not self.queued[incarnation]:
                 del self.queued[incarnation]
 
     def unseen(self, incarnation: Incarnation, most: int) -> list[QueueEntry[WaitingRequest]]:
-        """Return up to `most` queued requests of a worker that the present scan did not reach."""
+        """Return up to `most` queued requests that this worker retracted and that the present scan of the
+        queue did not reach."""
         queued = self.queued.get(incarnation, {}).values()
         return list(
             islice((one for one in queued if not (one.is_skipped or one.waiting.opened.done())), most)

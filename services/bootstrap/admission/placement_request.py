@@ -1,4 +1,4 @@
-"""Placement requests, as admission takes and queues them, and their refusals."""
+"""Requests for a pair of workers, as admission takes and queues them, and the errors that refuse them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,36 +16,37 @@ from baton.rooms.trace import TraceContext
 
 
 class QueueFull(Exception):
-    """The queue for workers is full."""
+    """The queue for workers is full, so the request is rejected."""
 
 
 class NotInTime(QueueFull):
-    """The work before the request would take longer than it may wait."""
+    """The request is rejected: with the work before it, it would wait longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Facts about the last room of a request, for the choice of its next one."""
+    """Facts about the last room of a request, for the choice of its next room."""
 
     room: RoomId
     reason: Reason
     avoid: frozenset[Incarnation]
-    """Workers that get the request only if there are no others."""
+    """Incarnations of the workers that get the request only if there are no others."""
     wait_s: float | None
-    """Time to wait for a side to get a ready worker, in seconds. None: as long as the caller waits."""
+    """Longest wait for a side to get a ready worker, in seconds. None: as long as the caller waits."""
     pause_s: float = 0.0
     """Pause before the request is placed again, in seconds."""
     fit_before: bool = True
-    """Whether the workers of its last room could hold the request as it is now."""
+    """Whether the workers of the request's last room could hold the request as it is now."""
     margin: int = 0
-    """KV positions that decode needs free besides those that the room begins with."""
+    """Number of KV positions that have to be free on decode, in addition to those with which the room
+    begins."""
     returns_to: Incarnation | None = None
-    """Decode worker that retracted the last room, or an earlier one if the last one was there. It serves the
-    request to its end even while it drains."""
+    """Decode worker that retracted the request's last room, or retracted an earlier one and had the last. It
+    serves the request to its end even while it drains."""
 
     @property
     def is_attempt(self) -> bool:
-        """Whether the room failed, and was not retracted."""
+        """Whether the last room failed. A retracted room has not."""
         return REASONS[self.reason].is_attempt
 
 
@@ -55,7 +56,7 @@ class PlacementRequest:
     need: Need
     retry: Retry | None
     prompt: Sequence[int]
-    """Prompt tokens until they are hashed, which is done once."""
+    """Prompt tokens of the request. Empty once they are hashed, which is done once."""
     salt: int
     trace: TraceContext | None
     claim: QueueKey
@@ -63,14 +64,14 @@ class PlacementRequest:
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """A request that fits a pair of workers, but not now."""
+    """Request in the queue for workers. Some pair can hold it, but none has space now."""
 
     request: PlacementRequest
     opened: asyncio.Future[RoomEntry]
     queued: Event | None = None
-    """Timeline line QUEUED, once the request waits."""
+    """Line QUEUED for the timeline of the request's room; None before the request waits."""
     reserved: Incarnation | None = None
-    """Decode worker that was reserved for it by the last scan."""
+    """Decode worker that the last scan of the queue reserved for the request. None if there was none."""
 
 
 def not_in_time(wait_ms: int, before: int) -> NotInTime:

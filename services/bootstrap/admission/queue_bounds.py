@@ -1,4 +1,4 @@
-"""Bounds of the queue for workers: which requests may wait, and which are rejected instead.
+"""Bounds of the queue for workers: which requests may wait, and which are rejected.
 
 The number of waiting requests is bounded, and so is the expected wait of each (`bounded-admission`).
 """
@@ -18,11 +18,11 @@ from baton.fleet.wait_estimator import WaitEstimator
 from baton.rooms.plurals import counted
 
 REJUDGED_MAX: Final = 64
-"""Most requests that one look rejects because the queue got slower than expected."""
+"""Most queued requests that one call rejects because the queue became slower than expected."""
 
 
 class QueueBounds:
-    """Bounds of one queue, together with requests that wait for a ready worker."""
+    """Bounds of the queue for workers. Requests that wait for a worker to become ready are counted, too."""
 
     def __init__(
         self,
@@ -31,7 +31,8 @@ class QueueBounds:
         ready_wait: ReadyWait,
         max_queue: int,
     ) -> None:
-        """`max_queue`: most new requests of a class and those above it, and most retried ones of all."""
+        """Make the bounds. `max_queue`: most new requests of a class and those above it. As many retried
+        requests of all classes may wait in addition."""
         self._line = line
         self._expected = expected
         self._ready_wait = ready_wait
@@ -41,14 +42,15 @@ class QueueBounds:
         """Check that a request that just entered the queue may wait there.
 
         `ahead`: work before it. Raises QueueFull if the queue is full, and NotInTime if the request would
-        wait too long. Rejects another request if the newcomer needs its place.
+        wait too long. If the newcomer needs the place of a request of a lower class, that request is
+        rejected.
         """
         line, hoping, claim = self._line, self._ready_wait.total(), request.claim
         if request.retry is None:
             others = line.count_up_to(claim.priority) - line.retried - 1
             is_full = others >= self._max_queue
         else:
-            # One that was retracted is not turned away: there are no more of those than had a room.
+            # A retracted request is never rejected. There are at most as many as had a room.
             others = line.retried - 1 + hoping
             is_full = others >= self._max_queue and request.retry.is_attempt
         if is_full:
@@ -61,13 +63,15 @@ class QueueBounds:
             self._reject_last(claim)
 
     def may_wait_for_ready(self, retry: Retry) -> bool:
-        """Return whether a request with a retry may wait for a side to have a ready worker."""
+        """Return whether a request whose last room ended may wait for a side to have a ready worker."""
         others = self._line.retried + self._ready_wait.total()
         return not retry.is_attempt or others < self._max_queue
 
     def reject_late(self) -> None:
-        """Reject the newest requests of the lowest class while the expected wait is longer than any request
-        may wait. This covers requests that came before there was a throughput, or before it fell."""
+        """Reject the newest requests of the lowest class while the last one's expected wait is too long.
+
+        Such requests were accepted before the throughput was known, or before it fell.
+        """
         for _ in range(REJUDGED_MAX):
             last = self._line.last()
             if last is None:

@@ -1,4 +1,4 @@
-"""Retried requests that wait for a side to have a ready worker again."""
+"""Requests whose room failed and that wait until a side has a ready worker again."""
 
 import asyncio
 from collections import Counter
@@ -9,17 +9,18 @@ from baton.rooms.phases import Side
 
 
 class ReadyWait:
-    """Waits for ready workers, counted by priority class and missing side. Used from one event loop."""
+    """Requests that wait for a ready worker, counted by priority class and missing side. Used from one event
+    loop."""
 
     def __init__(self) -> None:
         self._waiting: Counter[tuple[int, Side | None]] = Counter()
         self._outlook: Hashable = None
-        """Registry's outlook when waiting requests last looked again."""
+        """Registry's outlook when the waiting requests looked for a worker last."""
         self._news = asyncio.Event()
-        """Set for a moment when a worker may have become ready."""
+        """Event that is set for a moment when a worker may have become ready."""
 
     def total(self) -> int:
-        """Return the number of waiting requests."""
+        """Return the number of requests that wait for a ready worker."""
         return self._waiting.total()
 
     def by_class(self) -> Counter[int]:
@@ -30,7 +31,8 @@ class ReadyWait:
         return counts
 
     def by_side(self) -> Counter[Side]:
-        """Return the number of waiting requests by missing side. Those that miss both are left out."""
+        """Return the number of waiting requests by the side that has no ready worker. Requests for which both
+        sides are missing are left out."""
         counts: Counter[Side] = Counter()
         for (_, side), count in self._waiting.items():
             if side is not None:
@@ -38,9 +40,9 @@ class ReadyWait:
         return counts
 
     async def wait(self, priority: int, side: Side | None, until_s: float | None) -> bool:
-        """Wait until a worker may have become ready. Return False if `until_s` comes first.
+        """Wait until a worker may have become ready. Return False if the time `until_s` comes first.
 
-        `side`: side without a ready worker, None if it is not one of them alone. `until_s`: time of the event
+        `side`: side without a ready worker, None if it is not one side alone. `until_s`: time of the event
         loop in seconds, None for no end.
         """
         with one_more(self._waiting, (priority, side)):
@@ -52,7 +54,8 @@ class ReadyWait:
             return True
 
     def wake(self, outlook: Hashable, *, force: bool) -> None:
-        """Let all waiting requests look again if the registry's outlook has changed. `force`: in any case."""
+        """Let all waiting requests look for a worker again if the registry's outlook has changed. `force`: do
+        so in any case."""
         if outlook != self._outlook or force:
             self._outlook = outlook
             self._news.set()

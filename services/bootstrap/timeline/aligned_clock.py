@@ -1,8 +1,8 @@
-"""Alignment of a timeline's lines on one clock.
+"""Alignment of the lines of a timeline, which several hosts write, on one clock.
 
-A line carries its process's time of day and its host's monotonic clock. Lines from the router's own host are
-placed by the latter, to the microsecond. Lines from another host are placed by the time of day. They are
-shifted so that nothing of a room happens before the router opened it.
+Each line has the time of day of its process and the monotonic clock of its host. Lines from the router's own
+host are placed by the monotonic clock, to the microsecond. Lines from another host are placed by the time of
+day. They are shifted so that no event of a room comes before the router opened it.
 """
 
 from collections import defaultdict
@@ -13,12 +13,13 @@ from typing import Final
 from baton.rooms.timeline import BOOTSTRAP, Event
 
 SAME_HOST_MS: Final = 20.0
-"""Largest difference of two processes' clocks that are taken to share a host, in milliseconds. An error by
-that is no larger than the error of times of day."""
+"""Largest difference between two sources' clocks at which they are taken to be on one host, in milliseconds.
+A mistake of that size is no worse than the error of times of day."""
 
 
 class AlignedClock:
-    """Places the events of one request's rooms, in milliseconds since the first of them."""
+    """Clock on which the events of one request's rooms are placed, in milliseconds since the first of
+    them."""
 
     def __init__(self, rooms: Iterable[Sequence[Event]]) -> None:
         rooms = list(rooms)
@@ -43,7 +44,7 @@ class AlignedClock:
         return round(self._placed(event) - self._begin, 3)
 
     def _placed(self, event: Event) -> float:
-        """Return the time of an event by the router's time of day, in milliseconds."""
+        """Return the time of an event on the router's time of day, in milliseconds."""
         if self._own is not None and self.shared.get(event.source):
             return event.host_us / 1000 + self._own
         return event.wall_ms + self._moved.get(event.source, 0.0)
@@ -57,8 +58,8 @@ class AlignedClock:
 
 
 def _offsets_ms(events: Iterable[Event]) -> dict[str, float | None]:
-    """Return the time of day at which the host's monotonic clock was zero, by source. None if the source has
-    none."""
+    """Return the time of day at which the host's monotonic clock was zero, in milliseconds, by source of
+    events. None for a source without that clock."""
     found: dict[str, list[float]] = defaultdict(list)
     for each in events:
         found[each.source] += [each.wall_ms - each.host_us / 1000] if each.host_us else []

@@ -1,7 +1,7 @@
-"""Bars and arrows of a request's drawing, derived from the lines of its timeline.
+"""Bars and arrows in the drawing of a request's timeline, derived from its lines.
 
-The bars of a worker follow its leader's lines, since its ranks make each move together, and are drawn for all
-of them. Evidence and votes of a rank are its own lines.
+The bars of a worker follow the lines of its leader (first rank). The ranks make each move together, so the
+bars are drawn for all of them. Evidence and votes of a rank are taken from its own lines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,8 @@ BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
         Moment.RETRACTED: (Activity.CLOSE, "needs the pages for older rooms; gives back"),
     },
 }
-"""Lines that begin a bar, and end the one before, by role."""
+"""Timeline lines that begin a bar, and end the bar before: activity and text of the bar, by event and
+role."""
 
 LINKS: Final = (
     ("room", BOOTSTRAP, Moment.OPENED, Side.PREFILL.value, Moment.ACCEPTED),
@@ -59,7 +60,7 @@ LINKS: Final = (
 
 
 def bars_of(entry: RoomEntry, lines: Sequence[Line], lanes: Sequence[Lane]) -> Iterator[Bar]:
-    """Yield the bars of one room, except the client's."""
+    """Yield the bars of one room in the drawing, without those of the client's lane."""
     ended_ms = max(line.at_ms for line in lines) if entry.phase is RoomPhase.RETIRED and lines else None
     for lane in lanes:
         leader = BOOTSTRAP if lane.role == BOOTSTRAP else lane.worker
@@ -70,7 +71,8 @@ def bars_of(entry: RoomEntry, lines: Sequence[Line], lanes: Sequence[Lane]) -> I
 
 
 def client_bars(rooms: Sequence[RoomEntry], lines: Sequence[Line], *, over: bool) -> Iterator[Bar]:
-    """Yield the bars of the client: it waits, it reads, and after a failed room it waits for the next."""
+    """Yield the bars of the client's lane: it waits for the first token, it reads, and after a failed room it
+    waits for the next token."""
     began: tuple[float, Activity, str, str] | None = None
     own = [each for each in lines if each.lane == BOOTSTRAP]
     end = last_word(line for line in own if line.room == str(rooms[-1].id)) if over else None
@@ -98,7 +100,7 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Arrow]:
             continue
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
         if begin is not None and end is not None:
-            # Who sent it may have noted so only after the other had it.
+            # The sender's line may have been written after the receiver's.
             began_ms = min(begin.at_ms, end.at_ms)
             yield Arrow(str(entry.id), text, begin.lane, began_ms, end.lane, end.at_ms)
 
@@ -107,17 +109,18 @@ ENDED: Final = (Activity.CLOSE, "")
 ENDED_EARLY: Final = (Moment.FAILED, Moment.RETRACTED)
 Named = TypeVar("Named", Line, Event)
 LAST_WORDS: Final = (*BETWEEN, Moment.FAILED)
-"""Words that end a request, by precedence, on its last room."""
+"""Events that end a request, as lines of its last room. If there are several, the first listed counts."""
 
 
 def last_word(lines: Iterable[Named]) -> Named | None:
-    """Return the line of the router on the last room that ended the client's wait."""
+    """Return the router's line, among those of a request's last room, that ended the client's wait."""
     words = [each for each in lines if each.name in LAST_WORDS]
     return next((each for name in LAST_WORDS for each in words if each.name == name), None)
 
 
 def _seen(line: Line, *, reading: bool) -> Begin | None:
-    """Return what a line of the router means to the client."""
+    """Return what the client does after a line of the router, as activity and text. None if the line changes
+    nothing for it."""
     match line.name:
         case Moment.QUEUED | Moment.OPENED if not reading:
             return Activity.WAIT, "waits for the first token"
@@ -151,10 +154,11 @@ def _bar(lane: str, begins: Mapping[str, Begin], begun: Line, to_ms: float | Non
 
 
 def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: float | None) -> float | None:
-    """Return the end of a lane's last bar if no line ends it: the end of the room.
+    """Return the time at which a lane's last bar ends if no line ends it: the end of the room, in
+    milliseconds.
 
     A worker that died writes no more lines, so its bar ends when the router failed the room. A live worker
-    writes such a line at once.
+    writes a line about that itself.
     """
     failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name in ENDED_EARLY]
     if role == BOOTSTRAP or not failed:

@@ -1,4 +1,4 @@
-"""Lanes of a request's drawing, and the kind of each line of a timeline."""
+"""Lanes (rows) in the drawing of a request's timeline, and the kind of each of its lines."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -11,7 +11,8 @@ from baton.rooms.timeline import BOOTSTRAP, Moment
 
 CLIENT: Final = "client"
 RANKS_SHOWN_MAX: Final = 64
-"""Most ranks of one worker with a lane. Lines of the others are in the list of lines."""
+"""Most ranks of one worker that get a lane in the drawing. Lines of the other ranks are only in the list of
+lines."""
 
 KINDS: Final[Mapping[str, LineKind]] = {
     Moment.LANDED: LineKind.EVIDENCE,
@@ -42,11 +43,12 @@ KINDS: Final[Mapping[str, LineKind]] = {
     Moment.STOPPED: LineKind.MOVE,
     Moment.QUARANTINED: LineKind.MOVE,
 }
-"""Kind of a line by its word. Any other word is a note, also a word of another version."""
+"""Kind of a timeline line, by its event. A line of any other event is a note, such as one from a worker of
+another version."""
 
 
 def lines_of(rooms: Iterable[RoomEntry], clock: AlignedClock) -> list[Line]:
-    """Return the lines of all rooms, in the order in which they happened."""
+    """Return the timeline lines of all rooms, in the order in which their events happened."""
     lines = [
         Line(
             at_ms=clock.at_ms(event),
@@ -64,8 +66,8 @@ def lines_of(rooms: Iterable[RoomEntry], clock: AlignedClock) -> list[Line]:
 
 
 def lanes_of(rooms: Sequence[RoomEntry], clock: AlignedClock) -> list[Lane]:
-    """Return the lanes: the client, the router, ranks of each prefill worker, ranks of each decode worker,
-    and other sources."""
+    """Return the lanes of the drawing: the client, the router, the ranks of each prefill worker, the ranks of
+    each decode worker, and other sources of lines."""
     lanes = [Lane(CLIENT, CLIENT, "", 0, "host"), Lane(BOOTSTRAP, BOOTSTRAP, "", 0, "host")]
     for side in Side:
         workers = dict.fromkeys(

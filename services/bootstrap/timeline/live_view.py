@@ -1,6 +1,6 @@
 """Live view of the stack: workers with their queues and pages, rooms, and the last requests.
 
-It is the JSON of `/workers`, `/requests` and `/live`. All of it is bounded.
+It is the JSON of `/workers`, `/requests` and `/live`. The size of each list in it is bounded.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ FAILED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A request in a list."""
+    """Summary of a request, for the list of requests."""
 
     request_id: str
     room: str
-    """Last room of the request; empty if it has none."""
+    """Id of the request's last room; empty if it had none."""
     rooms: int
     state: State
     begun_wall_ms: int
@@ -40,13 +40,14 @@ class Summary:
     prefill: str
     decode: str
     same_process: bool
-    """Whether its decode worker's process is its prefill worker, too."""
+    """Whether the decode worker's process would be the prefill worker, too, so that nothing is handed
+    over."""
     reason: str
     cause: str
 
 
 def workers(rooms: RoomController) -> dict[str, Any]:
-    """Return workers that hold a lease, by side and name, and those lost last."""
+    """Return the workers that hold a lease, by side and name, and those that were lost last, as JSON."""
     now_ms = rooms.clock.now_ms()
     found = sorted(
         rooms.registry.workers(), key=lambda each: (each.facts.side is not Side.PREFILL, each.facts.name)
@@ -60,7 +61,8 @@ def workers(rooms: RoomController) -> dict[str, Any]:
 def requests(
     rooms: RoomController, chains: RetryChains, limit: int, search: str, *, failed: bool
 ) -> list[Summary]:
-    """Return requests, the newest first. Those without a room stand among the others by their time."""
+    """Return summaries of requests, the newest first. Waiting and refused requests, which have no room, are
+    placed by their time."""
     queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
     refused = (
@@ -117,7 +119,7 @@ def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any
 
 
 def _load(worker: Worker, now_ms: int) -> dict[str, int | None] | None:
-    """Return the load that a worker reported; None if it reports none."""
+    """Return the load that a worker reported, as JSON; None if it has not reported any."""
     usage, queue = worker.usage, worker.queue
     if queue.load is not None:
         return {

@@ -1,4 +1,4 @@
-"""Pauses of a request while its worker needed its pages."""
+"""Pauses of a request: times in which no token came because a worker needed its pages (retraction)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,18 @@ PAUSED: Final = "paused: the worker needed its pages"
 @dataclass(frozen=True, slots=True)
 class Pause:
     room: str
-    """Id of the retracted room."""
+    """Id of the retracted room that began the pause."""
     ms: float
-    """Time until the next token of each choice that it had to draw, or so far, in milliseconds."""
+    """Length of the pause in milliseconds: until each of its unfinished choices had its next token, or so
+    far."""
 
 
 def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) -> list[Pause]:
-    """Return the pauses of a request's `rooms`, in their order. A room that was retracted before it had a
-    token is part of the pause before. `now_ms`: end of what goes on."""
+    """Return the pauses of a request that has these rooms, in order.
+
+    A room that was retracted before its first token belongs to the pause before. `now_ms`: time at which
+    pauses that still last are cut off.
+    """
     written: dict[tuple[str, str], float] = {}
     for line in lines:
         if line.lane == BOOTSTRAP:
@@ -34,7 +38,7 @@ def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) 
     within: set[str] = set()
 
     def end_ms(room: str, *words: Moment) -> float:
-        """Return when the part of the request that this room served had its next token, or its end."""
+        """Return when the choices of this room had their next token, or their end, in milliseconds."""
         within.add(room)
         if told := [written[room, word] for word in (*words, *BETWEEN) if (room, word) in written]:
             return min(told)

@@ -1,4 +1,4 @@
-"""Timeline of a request over all its rooms, as the page and `baton explain` show it."""
+"""Timeline of a request over all its rooms, as the web page and `baton explain` show it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -28,8 +28,11 @@ from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 
 
 def build_timeline(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -> RequestTimeline:
-    """Build the timeline of a request. `now`: an event of the router's own at this moment. `retrying`: the
-    last room failed, and another is being looked for."""
+    """Build the timeline of a request from its rooms.
+
+    `others`: other requests with the same id. `now`: event of the router at this moment. `retrying`: whether
+    the last room failed and another is being looked for.
+    """
     clock = AlignedClock([entry.events for entry in rooms])
     lines, lanes = lines_of(rooms, clock), lanes_of(rooms, clock)
     state = state_of(rooms, retrying=retrying)
@@ -71,7 +74,7 @@ def build_timeline(rooms: Chain, others: Sequence[Chain], now: Event, *, retryin
 
 
 def of_refused(refused: RefusedRequest) -> RequestTimeline:
-    """Build the timeline of a request that got no room."""
+    """Build the timeline of a request that was refused and got no room."""
     line = Line(
         refused.waited_ms, BOOTSTRAP, "", LineKind.FAILURE, Moment.REFUSED, refused.why, refused.wall_ms
     )
@@ -115,7 +118,7 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
     if retrying:
         return State.RETRYING
     if last.phase is RoomPhase.OPEN:
-        # A stream that goes on has had its first token from a room before this one.
+        # A request that goes on may have had its first token from an earlier room.
         streams = any(event.name == Moment.FIRST_TOKEN_PASSED_ON for entry in rooms for event in entry.events)
         return State.STREAMING if streams else State.PREFILL
     if last.phase is RoomPhase.STREAMING:
@@ -131,11 +134,11 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
 
 
 UNPAUSED: Final[Mapping[str, State]] = {Moment.NOT_RETRIED: State.FAILED, Moment.GIVEN_UP: State.GONE}
-"""State of a request whose last room was retracted, by its last word."""
+"""State of a request whose last room was retracted, by the event that ended the request."""
 
 
 def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
-    """Return why a request was not answered, or None."""
+    """Return why a request was not answered, or None if it was."""
     if state is State.ANSWERED:
         return None
     if state is State.FAILED and was_retracted(last):
@@ -149,7 +152,7 @@ def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
 
 
 def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:
-    """Return when the client got its last message, in milliseconds."""
+    """Return when the client got its last message, in milliseconds since the timeline's begin."""
     end = last_word(line for line in lines if line.lane == BOOTSTRAP and line.room == str(last.id))
     return now_ms if end is None else end.at_ms
 
@@ -172,7 +175,7 @@ def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
 
 
 def _passed_on(lines: Sequence[Line]) -> str:
-    """Return what the client got, as text."""
+    """Return what the client got of the answer, as text."""
     rooms = sum(line.name == Moment.ANSWERED for line in lines)
     if rooms > 1:
         return f"its choices ended in {rooms} rooms"
@@ -180,7 +183,7 @@ def _passed_on(lines: Sequence[Line]) -> str:
 
 
 def _detail(lines: Sequence[Line | Event], name: Moment) -> str:
-    """Return the detail of the last line of that name that has one."""
+    """Return the detail of the last line of this event that has a detail, or an empty text."""
     return next((line.detail for line in reversed(lines) if line.name == name and line.detail), "")
 
 

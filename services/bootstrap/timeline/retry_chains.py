@@ -1,8 +1,9 @@
 """Chains of rooms that belong to one request, found by an id.
 
-A room that continues another names it. So a request is a chain of rooms, with branches if its choices went on
-in rooms of their own. A client may use an id again. The prompts of one HTTP request are requests of their own
-(`ID-0`, `ID-1` and so on). An id means the newest chain. The others are named with it.
+A room that continues another has that room's id. So a request is a chain of rooms. It has branches if its
+choices went on in rooms of their own. A client may use a request id again, and the prompts of one HTTP
+request are requests of their own (`ID-0`, `ID-1` and so on). So an id may belong to several chains. It stands
+for the newest, and the others are listed with it.
 """
 
 import re
@@ -18,30 +19,33 @@ from baton.rooms.reasons import REASONS, Fault
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
-"""Prefix that the API puts before a request's id to form the answer's id."""
+"""Prefix that the API adds to a request's id to make the id of the response."""
 ROOM: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
 ROOMS_PER_REQUEST_MAX: Final = 64
 OTHERS_MAX: Final = 32
 SEARCHED_MAX: Final = 10_000
-"""Rooms that a part of an id is searched in. A whole id is found anywhere (`find`)."""
+"""Most rooms in which a part of an id is searched, the newest first. A whole id is found in any room
+(`find`)."""
 
 BETWEEN: Final = (Moment.ANSWERED, Moment.NOT_RETRIED, Moment.GIVEN_UP)
-"""Words that end a request without a room."""
+"""Events that end a request while it has no open room."""
 
 Chain = list[RoomEntry]
-"""Rooms of one request, the first one first. The last one is the one that shows the request's state."""
+"""Rooms of one request, the first room first. The last one in the list shows the request's state."""
 
 
 class RetryChains:
-    """Look-ups over the rooms that are known now."""
+    """Look-ups of requests by id, over the rooms that the router knows now."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._index = registry.index
 
     def find(self, wanted: str) -> tuple[Chain, list[Chain]]:
-        """Return the chain that an id means (a request's, an answer's or a room's), and others of the same
-        id, newest first. Empty if nothing is known under it."""
+        """Return the newest chain that belongs to an id, and the other chains with this id, newest first.
+
+        The id may be that of a request, a response or a room. Both results are empty if it is unknown.
+        """
         for name in dict.fromkeys((wanted, PREFIX.sub("", wanted, count=1))):
             newest = next(self._index.named(name), None) or next(self._index.of_request(name), None)
             if newest is not None:
@@ -52,8 +56,9 @@ class RetryChains:
         return self._meant(entry, self._index.named(entry.request_id))
 
     def newest(self, limit: int, *, search: str = "", failed: bool = False) -> list[Chain]:
-        """Return chains of clients' requests, the newest first. `search`: part of an id, in the newest
-        SEARCHED_MAX rooms. `failed`: only those whose last room failed."""
+        """Return the chains of clients' requests, the newest first, `limit` at most. `search`: part of an id,
+        looked for in the newest SEARCHED_MAX rooms. `failed`: whether to return only those whose last room
+        failed."""
         entries = self._index.failures() if failed else self._index.clients()
         if search:
             plain = PREFIX.sub("", search, count=1)
@@ -75,7 +80,7 @@ class RetryChains:
             return None
 
     def _chains(self, entries: Iterable[RoomEntry], limit: int) -> list[Chain]:
-        """Return the chains that `entries` are in, `limit` at most."""
+        """Return the chains that contain the rooms `entries`, `limit` at most."""
         chains: dict[RoomId, Chain] = {}
         for entry in entries:
             first = self._first(entry)
@@ -86,7 +91,7 @@ class RetryChains:
         return sorted(chains.values(), key=lambda chain: max(each.id for each in chain), reverse=True)
 
     def _first(self, entry: RoomEntry) -> RoomEntry:
-        """Return the first room of an entry's request, as far back as it is known."""
+        """Return the first room of the request to which this room belongs, as far back as rooms are known."""
         while entry.retry_of is not None:
             try:
                 entry = self._registry.get(entry.retry_of)
@@ -95,7 +100,7 @@ class RetryChains:
         return entry
 
     def _from(self, first: RoomEntry) -> Chain:
-        """Return the rooms that continue `first`, the newest ones, and itself."""
+        """Return the room `first` and all rooms that continue it. If there are too many, only the newest."""
         rooms, ends = [first], []
         for entry in rooms:
             after = self._index.after(entry.id)
@@ -111,18 +116,19 @@ def was_retracted(entry: RoomEntry) -> bool:
 
 
 def is_paused(entry: RoomEntry) -> bool:
-    """Return whether a request's last room was retracted, and another follows."""
+    """Return whether a request's last room was retracted, and another room is to follow."""
     return was_retracted(entry) and not _has_event(entry, *BETWEEN)
 
 
 def _has_event(entry: RoomEntry, *words: Moment) -> bool:
-    """Return whether the router wrote one of these words for a room."""
+    """Return whether the router wrote one of these events in a room's timeline."""
     return any(event.source == BOOTSTRAP and event.name in words for event in entry.events)
 
 
 def _relevance(entry: RoomEntry) -> tuple[bool, bool, int, int]:
-    """Return how well the last room of a branch shows the state of its request, as a sort key. A room that
-    goes on is best, then one that failed by itself, then the one that ended last."""
+    """Return the sort key by which the last rooms of a request's branches are compared: the highest shows the
+    request's state. A room that goes on is best, then one that failed by itself, then the one that ended
+    last."""
     goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING) or is_paused(entry)
     by_itself = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
     failed = by_itself and (entry.has_failed or _has_event(entry, Moment.NOT_RETRIED))

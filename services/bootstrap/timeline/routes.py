@@ -1,10 +1,11 @@
-"""Routes for operators: the page, and the JSON that it and `baton top` and `baton explain` read.
+"""Routes for operators: the web page, and the JSON that the page, `baton top` and `baton explain` read.
 
 * `GET /`: a redirect to /ui for a browser, else a description of the server.
 * `GET /ui`: the page with the live view, the requests, and the drawing of a request's timeline.
 * `GET /live`: workers, queues, pages, rooms by phase, the newest requests and the newest failed ones.
 * `GET /workers`: the workers, as in /live.
-* `GET /requests`: newest first. `?search=`: a part of an id. `?failed=true`, `?limit=`.
+* `GET /requests`: newest first. `?search=`: a part of an id. `?failed=true`: only failed ones. `?limit=`:
+  most.
 * `GET /requests/{id}`: timeline of one request over all its rooms. `id`: of a request, a response or a room.
 """
 
@@ -52,7 +53,7 @@ HEADERS: Final = {
 
 
 def page_router() -> APIRouter:
-    """The page, without any data."""
+    """Return the routes of the web page for operators. The page's data has routes of its own."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)
@@ -75,7 +76,7 @@ def page_router() -> APIRouter:
 
 
 def timeline_router(rooms: RoomController) -> APIRouter:
-    """What the page shows, for operators."""
+    """Return the routes for operators with the data that the web page shows."""
     router = APIRouter(dependencies=[Depends(operators_only)])
 
     @router.get("/live")

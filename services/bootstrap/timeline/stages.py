@@ -1,4 +1,4 @@
-"""Stages of a request, each with the time from one line of its timeline to another."""
+"""Stages of a request, such as waiting or prefill. Each lasts from one line of the timeline to another."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -26,7 +26,8 @@ STAGES: Final = (
     ("decode admits", (D, Moment.LANDED), (D, Moment.ADMITTED), False),
     ("decodes", (D, Moment.ADMITTED), (D, Moment.FINISHED), False),
 )
-"""Stages of a room with a hand-over. Those before the first token follow each other without a gap."""
+"""Stages of a room with a hand-over: text, begin, end, and whether the stage is before the first token. Those
+before the first token follow each other without a gap."""
 
 LOCAL_STAGES: Final = (
     ("waits for workers", (B, Moment.QUEUED), (B, Moment.OPENED), True),
@@ -37,12 +38,14 @@ LOCAL_STAGES: Final = (
     ("first token to the bootstrap", (D, Moment.ADMITTED), (B, Moment.FIRST_TOKEN_PASSED_ON), True),
     ("decodes", (D, Moment.ADMITTED), (D, Moment.FINISHED), False),
 )
-"""Stages of a room whose prompt decode computes."""
+"""Stages of a room whose prompt decode computes, in the same form as STAGES."""
 
 
 def stages_of(entry: RoomEntry, lines: Sequence[Line], pauses: Sequence[Pause] = ()) -> Iterator[RequestStep]:
-    """Yield the stages whose two ends a room reached, and then the `pauses` that begin with it. None ends
-    after the room's failure: what workers do after that is not part of the request's time."""
+    """Yield the stages of a room that have begun and ended, and then the `pauses` that begin with this room.
+
+    No stage ends after the room's failure: what workers do later is not part of the request's time.
+    """
     names = {B: B, **{side.value: name for side, name in entry.names.items()}}
     first: dict[tuple[str, str], float] = {}
     for line in lines:

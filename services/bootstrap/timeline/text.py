@@ -1,4 +1,4 @@
-"""Sentences about a request: its headline, and the meaning of its cause."""
+"""Sentences about a request for its timeline: the headline, and the explanation of its failure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,7 +18,7 @@ def why(cause: Cause | None) -> CauseInfo | None:
 
 
 def format_ms(ms: float) -> str:
-    """Return a duration as text in a readable unit."""
+    """Return a duration, given in milliseconds, as text in a readable unit."""
     if ms < 10:
         return f"{ms:.1f} ms"
     return f"{ms:,.0f} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
@@ -34,7 +34,7 @@ def headline(
     pauses: Sequence[Pause],
     local: str,
 ) -> str:
-    """Return the headline of a request.
+    """Return the headline of a request: a summary in one or more sentences.
 
     `tokens`: what the router passed on, as text. `said`: why there is no other room, if the router wrote
     that. `pauses`: pauses while its worker needed its pages. `local`: why decode computed its prompt, if it
@@ -78,7 +78,7 @@ def _paused(pauses: Sequence[Pause]) -> str:
 
 
 def _rooms(rooms: Sequence[RoomEntry]) -> str:
-    """Return a sentence about the rooms before the last one."""
+    """Return a sentence about the failed rooms before the last one, or an empty text."""
     failed = [entry for entry in rooms[:-1] if entry.cause is not None and not was_retracted(entry)]
     if not failed:
         return ""

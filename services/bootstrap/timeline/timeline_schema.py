@@ -1,6 +1,6 @@
-"""Parts of a request's timeline. Times are milliseconds since its first line.
+"""Parts of a request's timeline. Times are in milliseconds since its first line.
 
-The JSON of `/requests/{id}` has these classes, field by field.
+The JSON of `/requests/{id}` has the fields of these classes.
 """
 
 from dataclasses import dataclass
@@ -9,47 +9,48 @@ from typing import Final
 
 
 class State(StrEnum):
-    """State of a request, or how it ended."""
+    """State of a request in its timeline: where it is, or how it ended."""
 
     QUEUED = "queued"
-    """No pair of workers has had space for it yet."""
+    """The request waits: no pair of workers has had space for it yet."""
     PREFILL = "prefill"
-    """Its client waits for the first token."""
+    """The request has a room, and its client waits for the first token."""
     STREAMING = "streaming"
     RETRYING = "retrying"
-    """Its room failed, and it may go on in another."""
+    """The request's room failed, and it may go on in another room."""
     PAUSED = "paused"
-    """Its worker needed its pages, and it goes on in another room."""
+    """The request's room was retracted since its worker needed the pages. The request goes on in another
+    room."""
     ANSWERED = "answered"
     FAILED = "failed"
     GONE = "gone"
-    """Its client hung up."""
+    """The request's client hung up."""
     REFUSED = "refused"
-    """It never had a room."""
+    """The request was refused before it had a room."""
 
 
 OVER: Final = frozenset({State.ANSWERED, State.FAILED, State.GONE, State.REFUSED})
 
 
 class LineKind(StrEnum):
-    """Kind of a line, which decides how it is drawn."""
+    """Kind of a timeline line, which decides how the line is drawn."""
 
     EVIDENCE = "evidence"
-    """A fact that one rank observed."""
+    """Line about a fact that one rank observed."""
     VOTE = "vote"
-    """Vote of one rank, if the ranks differed."""
+    """Line about the vote of one rank, written if the ranks voted differently."""
     MOVE = "move"
-    """A move of all ranks of a worker, or of the router."""
+    """Line about a step in the room's life that all ranks of a worker, or the router, made."""
     SEAL = "seal"
     TOKEN = "token"  # noqa: S105 - a kind of line
-    """The first token on its way."""
+    """Line about the first token: that it is drawn, or passed on."""
     FAILURE = "failure"
     END = "end"
     NOTE = "note"
 
 
 class Activity(Enum):
-    """Activity of a lane during a bar."""
+    """What a lane's worker or client does during a bar of the drawing."""
 
     WAIT = "wait"
     COMPUTE = "compute"
@@ -57,12 +58,12 @@ class Activity(Enum):
     AGREE = "agree"
     STREAM = "stream"
     STALL = "stall"
-    """The stream pauses because its room failed."""
+    """The client's stream pauses because its room failed."""
     PAUSE = "pause"
-    """The stream pauses because its worker needed the pages."""
+    """The client's stream pauses because its room was retracted: the worker needed the pages."""
     CLOSE = "close"
     KEPT = "kept"
-    """The room failed, and its memory is reserved until nothing can be written to it any more."""
+    """The room has failed, and its memory stays reserved until nothing can be written to it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,12 @@ class Bar:
     text: str
     from_ms: float
     to_ms: float | None
-    """End of the bar; None while it goes on."""
+    """Time at which the bar ends, in milliseconds; None while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A message from one lane to another."""
+    """Arrow in the drawing: a message from one lane to another."""
 
     room: str
     text: str
@@ -105,23 +106,23 @@ class Arrow:
 class Lane:
     id: str
     role: str
-    """One of client, bootstrap, prefill and decode."""
+    """Role of the lane: client, bootstrap, prefill or decode."""
     worker: str
     rank: int
     clock: str
-    """Clock that places the lane. "host": the monotonic clock of the router's host. "wall": the time of day
-    of another host. "none": it has no lines."""
+    """Clock by which the lane's lines are placed. "host": the monotonic clock of the router's host. "wall":
+    the time of day of another host. "none": the lane has no lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStep:
-    """A stage of a room's request, with its duration."""
+    """Stage of a request in one room, with its duration."""
 
     room: str
     text: str
     ms: float
     first_token: bool
-    """Whether the stage is before the first token."""
+    """Whether the stage is part of the time to the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +130,20 @@ class CauseInfo:
     reason: str
     text: str
     meaning: str
-    """Meaning of the reason, and its consequences."""
+    """Explanation of the reason for operators, with advice on where to look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One room of the request."""
+    """One of the rooms that a request had, as part of its timeline."""
 
     room: str
     phase: str
     prefill: str
     decode: str
     same_process: bool
-    """Whether its decode worker's process is its prefill worker, too."""
+    """Whether the decode worker's process would be the prefill worker, too, so that nothing is handed
+    over."""
     canary: bool
     retry_of: str | None
     from_ms: float
@@ -155,11 +157,11 @@ class RequestTimeline:
     request_id: str
     state: State
     headline: str
-    """Summary of the request in a sentence."""
+    """Headline of the request: a summary in one or more sentences."""
     cause: CauseInfo | None
     begun_wall_ms: int
     total_ms: float
-    """Time until its end, or so far, in milliseconds."""
+    """Time until the request ended, or until now, in milliseconds."""
     first_token_ms: float | None
     attempts: list[Attempt]
     lanes: list[Lane]
@@ -168,6 +170,6 @@ class RequestTimeline:
     stages: list[RequestStep]
     lines: list[Line]
     others: list[str]
-    """Newest rooms of other requests with the same id, newest first."""
+    """Ids of the last rooms of other requests with the same request id, newest first."""
     trace_id: str
-    """Trace id of its spans; empty if it has none."""
+    """Trace id of the request's spans; empty if it has none."""
