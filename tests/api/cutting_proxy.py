@@ -21,7 +21,7 @@ class CuttingProxy:
     def _age(self) -> None:
         self.aged += 1
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server_port)
         asyncio.get_running_loop().call_later(1.5 * self.idle_s, self._age)
         sending = asyncio.create_task(_copy(reader, to_server))
@@ -44,7 +44,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 @asynccontextmanager
 async def cutting_proxy(server_port: int, idle_s: float) -> AsyncIterator[CuttingProxy]:
     proxy = CuttingProxy(server_port, idle_s)
-    server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy

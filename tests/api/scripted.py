@@ -16,12 +16,14 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 LIMITS = Limits(context_tokens=512, prompt_tokens=400, sequence_tokens=450)
 
 
-def batch(ids: Sequence[int], finish: FinishReason | None = None, top: int | None = None) -> TokenBatch:
+def batch(
+    ids: Sequence[int], finish: FinishReason | None = None, top: int | None = None, choice: int = 0
+) -> TokenBatch:
     """Return a batch of tokens with invented log-probabilities, with `top` alternatives each."""
     if top is None:
-        return TokenBatch(tuple(Token(id_) for id_ in ids), finish)
+        return TokenBatch(tuple(Token(id_) for id_ in ids), finish, choice)
     others = tuple((10 + place, -2.0 - place) for place in range(top))
-    return TokenBatch(tuple(Token(id_, -0.5, others) for id_ in ids), finish)
+    return TokenBatch(tuple(Token(id_, -0.5, others) for id_ in ids), finish, choice)
 
 
 def saying(text: str, *, finish: FinishReason = STOP, top: int | None = None) -> list[Step]:
@@ -36,7 +38,10 @@ def saying(text: str, *, finish: FinishReason = STOP, top: int | None = None) ->
 def in_turn(*scripts: Sequence[Step]) -> list[Step]:
     """Return the steps of several choices, one step of each in turn."""
     told = [
-        [each._replace(choice=place) if isinstance(each, TokenBatch) else each for each in script]
+        [
+            TokenBatch(each.tokens, each.finish, place, each.scores) if isinstance(each, TokenBatch) else each
+            for each in script
+        ]
         for place, script in enumerate(scripts)
     ]
     return [step for steps in zip_longest(*told) for step in steps if step is not None]
@@ -88,7 +93,8 @@ class Stream:
                     self.cached_tokens = 3
                     self.read += 1
                     if self.read == 1:
-                        step = step._replace(scores=step.scores or scores_of(self.request))
+                        scores = step.scores or scores_of(self.request)
+                        step = TokenBatch(step.tokens, step.finish, step.choice, scores)
                     if step.finish is not None:
                         self.over.add(step.choice)
                         self.ended = len(self.over.union(self.enough)) == self.request.choices

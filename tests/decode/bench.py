@@ -229,7 +229,7 @@ class DecodeBench:
             local_gap_ms=local_gap_ms,
         )
         self.receiving = self.work.receiving
-        self._progress = TurnProgress(self.clock)
+        self.progress = TurnProgress(self.clock)
         if self.group.size == 1:
             tell([self])
 
@@ -303,7 +303,7 @@ class DecodeBench:
     # ---- time
 
     async def turn(self) -> Lap:
-        lap = await take_turn(self.work, self.group, self.clock, self._progress)
+        lap = await take_turn(self.work, self.group, self.clock, self.progress)
         await asyncio.sleep(0)
         return lap
 

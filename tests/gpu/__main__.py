@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
                 continue
             place = Path(folder, name)
             place.mkdir()
-            told = _run(name, device, place, seconds, logs / f"{name}.log")
+            told = run(name, device, place, seconds, logs / f"{name}.log")
             for each in told:
                 sys.stderr.write(f"{each.part}: {each.verdict.value}: {each.what} {each.detail}"[:200] + "\n")
             found += told
@@ -93,7 +93,7 @@ def _named(machine: dict[str, object], device: str) -> str:
     return name_of({"device": device, **machine})
 
 
-def _run(name: str, device: str, folder: Path, seconds: float, log: Path) -> list[Finding]:
+def run(name: str, device: str, folder: Path, seconds: float, log: Path) -> list[Finding]:
     """Run a part and return its findings, and how it ended if that was an error."""
     file = folder / "findings.jsonl"
     words = (

@@ -96,7 +96,7 @@ def test_a_part_that_hangs_is_ended_and_is_wrong(tmp_path: Path, monkeypatch: py
     (tmp_path / "findings.jsonl").write_text(json.dumps({"begun": "late writes"}) + "\n")
     monkeypatch.setattr(kit, "GRACE_S", 0.5)
     monkeypatch.setattr(sys, "executable", str(hangs))
-    [found] = kit._run("memory", "cpu", tmp_path, 0.5, tmp_path / "log")
+    [found] = kit.run("memory", "cpu", tmp_path, 0.5, tmp_path / "log")
     assert (found.part, found.what, found.verdict) == ("memory", "late writes", FindingVerdict.WRONG)
     assert "did not end in 1 s" in found.detail
     assert not Path("/proc", (tmp_path / "log").read_text().strip()).exists()
@@ -105,7 +105,7 @@ def test_a_part_that_hangs_is_ended_and_is_wrong(tmp_path: Path, monkeypatch: py
 def test_a_part_that_breaks_is_wrong_and_names_what_it_was_at(tmp_path: Path) -> None:
     file = tmp_path / "findings.jsonl"
     file.write_text(json.dumps({"begun": "the first"}) + "\n")
-    [found] = kit._run("no_such_part", "cpu", tmp_path, 60, tmp_path / "log")
+    [found] = kit.run("no_such_part", "cpu", tmp_path, 60, tmp_path / "log")
     assert (found.what, found.verdict) == ("the first", FindingVerdict.WRONG)
     assert "ended with exit code 1" in found.detail
     assert "No module named" in found.detail

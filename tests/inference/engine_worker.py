@@ -41,12 +41,12 @@ Guess = abc.Callable[[Tenant], abc.Sequence[int]]
 class Guesses:
     """Drafts of which some are the next tokens, and some are not."""
 
-    def __init__(self, outputs: dict[str, list[int]], vocabulary: int) -> None:
+    def __init__(self, outputs: dict[str, list[int]], vocabulary: int, seed: int = 3) -> None:
         """`outputs`: the right output tokens, by request."""
         self.right = self.asked = 0
         self._outputs = outputs
         self._vocabulary = vocabulary
-        self._numbers = random.Random(3)
+        self._numbers = random.Random(seed)
 
     def __call__(self, tenant: Tenant) -> list[int]:
         numbers, had = self._numbers, len(tenant.sequence.output)

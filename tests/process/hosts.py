@@ -56,7 +56,7 @@ class Hosts:
     def _cable(self, name: str, number: int | None = None) -> str:
         return f"{PREFIX}-{number or self._addresses[name].rpartition('.')[2]}"
 
-    def _end(self) -> None:
+    def end(self) -> None:
         for name in self._addresses:
             _ip("netns", "del", f"{PREFIX}-{name}")
 
@@ -71,7 +71,7 @@ def hosts() -> Iterator[Hosts]:
         _ip("link", "set", PREFIX, "up")
         yield made
     finally:
-        made._end()
+        made.end()
         _ip("link", "del", PREFIX)
 
 

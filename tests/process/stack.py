@@ -202,7 +202,7 @@ class Stack:
 
     def forget(self, name: str) -> None:
         """The worker as it is now does not count as ready any more: it was, or is about to be, killed."""
-        named = (each for each in self._workers() if name in (each["name"], each["process"]))
+        named = (each for each in self.workers() if name in (each["name"], each["process"]))
         self._gone |= {each["incarnation"] for each in named}
 
     def wait_ready(self, workers: int | None = None) -> None:
@@ -235,7 +235,7 @@ class Stack:
         if different := not_back(self._gauges, start):
             raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
 
-    def _workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[dict[str, Any]]:
         """Return the workers that the bootstrap lists."""
         listed: list[dict[str, Any]] = web().get(f"{self.url}/ready", timeout=10).json()["workers"]
         return listed

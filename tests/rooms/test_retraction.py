@@ -78,5 +78,5 @@ def test_a_room_that_no_other_could_go_on_for_makes_space_only_where_nobody_else
     ]
     assert growth([Want(age(1, 1), (1,))], running, (0,), (0,)).retracted == [2]
     assert growth([Want(age(1, 1), (4,))], running, (0,), (0,)).retracted == [2, 3]
-    spared = [each._replace(stays=not each.stays) for each in running]
+    spared = [RunningRoom(each.age, each.pages, stays=not each.stays) for each in running]
     assert growth([Want(age(1, 1), (9,))], spared, (0,), (0,)).retracted == [3, 2], "never the oldest"

@@ -68,7 +68,7 @@ class SafeStack(Stack):
         return f"127.0.0.1:{log.partition('grpc_port=')[2].split()[0]}"
 
     def incarnation(self, name: str) -> int:
-        return next(int(each["incarnation"]) for each in self._workers() if each["name"] == name)
+        return next(int(each["incarnation"]) for each in self.workers() if each["name"] == name)
 
 
 @pytest.fixture(scope="module")

@@ -205,6 +205,11 @@ def wish(name: str, tokens: int, proposal: Proposal | None = None, count: int = 
     return DraftRequest(Sequence(request, []), proposal or Proposal(wanted=count), (7,), count)
 
 
+def again(request: DraftRequest, *output: int) -> DraftRequest:
+    """Return the request of the same sequence behind another output."""
+    return DraftRequest(request.sequence, request.proposal, output, request.most)
+
+
 def taken_pages(model: DraftModel) -> int:
     census = model.census()
     return census["taken"]
@@ -247,7 +252,7 @@ def test_zero_at_idle_who_is_over_has_no_pages_also_where_it_ends_while_drafts_a
         held.append(taken_pages(model))
 
     watched.look = end
-    model.propose([other._replace(output=(7, 8))])
+    model.propose([again(other, 7, 8)])
     assert held[0] == 3, "nobody else has them while something is computed"
     assert taken_pages(model) == 0
 
@@ -303,7 +308,7 @@ def test_nothing_is_drafted_behind_an_end(loaded: Load) -> None:
     assert len(drafted) == AHEAD
     watched.rows_of.clear()
     ended = replace(free.sequence.request, eos_token_ids=(drafted[0],))
-    told = free._replace(sequence=Sequence(ended, []), proposal=Proposal(wanted=AHEAD))
+    told = DraftRequest(Sequence(ended, []), Proposal(wanted=AHEAD), free.output, free.most)
     assert model.propose([told])[0] == [drafted[:1]]
     assert len(watched.rows_of) == 1
 
@@ -336,9 +341,10 @@ def test_who_wants_none_gives_its_pages_to_who_does_and_who_can_have_none_again_
     model = DraftModel(engine, engine.vocab_size)
     one, other = wish("one", 20), wish("other", 29)
     assert len(model.propose([one])[0][0]) == AHEAD
-    assert [len(each) for each in model.propose([one._replace(most=0), other])[0]] == [0, AHEAD]
+    none = DraftRequest(one.sequence, one.proposal, one.output, 0)
+    assert [len(each) for each in model.propose([none, other])[0]] == [0, AHEAD]
     assert taken_pages(model) == 3
-    model.propose([other._replace(output=(7,) * (engine.context_length - 28))])
+    model.propose([again(other, *(7,) * (engine.context_length - 28))])
     assert taken_pages(model) == 0, "past what the model can read"
 
 
@@ -356,11 +362,11 @@ def test_ids_that_one_of_two_widths_lacks_are_not_drafted_and_nothing_behind_one
     model.release(low.proposal)
     watched.rows_of.clear()
     wide = watched.vocab_size
-    assert model.propose([wish("three", 20)._replace(output=(7, wide))])[0] == [[]]
+    assert model.propose([again(wish("three", 20), 7, wide)])[0] == [[]]
     told = wish("four", 20)
     assert len(model.propose([told])[0][0]) == AHEAD
-    assert model.propose([told._replace(output=(7, wide))])[0] == [[]]
-    assert model.propose([told._replace(output=(7, wide, 8))])[0] == [[]]
+    assert model.propose([again(told, 7, wide)])[0] == [[]]
+    assert model.propose([again(told, 7, wide, 8)])[0] == [[]]
     assert len(watched.rows_of) == AHEAD
     assert taken_pages(model) == 0
 

@@ -38,13 +38,13 @@ class Bench:
     """Makes endpoints of one backend, drives them all, and closes them."""
 
     def __init__(self, make: MakeTransfer) -> None:
-        self._make = make
+        self.make = make
         self._incarnations = count(0x1000)
         self.nodes: list[Node] = []
 
     def blank(self, agent: str | None = None) -> Transfer:
         """An endpoint without regions; the caller's to close."""
-        return self._make(self.fresh(), agent)
+        return self.make(self.fresh(), agent)
 
     def fresh(self) -> Incarnation:
         return Incarnation(next(self._incarnations))
@@ -53,7 +53,7 @@ class Bench:
         """An endpoint with the regions "kv" and "slots", zeroed."""
         incarnation = self.fresh()
         memory = {"kv": HostMemory(kv_bytes), "slots": HostMemory(SLOTS_BYTES)}
-        node = Node(incarnation, self._make(incarnation, agent), memory)
+        node = Node(incarnation, self.make(incarnation, agent), memory)
         for name, held in memory.items():
             node.transfer.register(Region(name, held.address, held.length))
         self.nodes.append(node)

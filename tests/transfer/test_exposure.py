@@ -50,7 +50,7 @@ class ExposedProcess:
 
 @pytest.fixture
 def receiver(bench: Bench) -> Iterator[ExposedProcess]:
-    receiver = ExposedProcess(bench._make)
+    receiver = ExposedProcess(bench.make)
     yield receiver
     receiver.exposure.close()
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
-from baton.api.backend import Hangup, Limits, RoomFailed
+from baton.api.backend import Hangup, Limits, RoomFailed, TokenBatch
 from baton.api.requests.field_types import ANSWERS_MAX
 from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
 from baton.api.requests.request_builder import admit
@@ -20,7 +20,7 @@ from baton.api.requests.schemas import ChatRequest, CompletionRequest
 from baton.api.settings import ApiSettings
 from baton.rooms.choice_pages import ChoicePages, longest_of, positions_of
 from baton.rooms.errors import Reason
-from baton.rooms.request import Request
+from baton.rooms.request import Request, Token
 from tests.api import tiny
 from tests.api.chat.test_tools import CALL, NOW, WEATHER
 from tests.api.http.test_http_exchange import lines
@@ -146,7 +146,7 @@ async def test_a_failure_is_that_of_all_answers(http: httpx.AsyncClient, backend
 async def test_a_client_that_hangs_up_ends_all_answers(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: [batch(tiny.ids("It"))._replace(choice=1), asyncio.Event()]
+    backend.script = lambda _: [batch(tiny.ids("It"), choice=1), asyncio.Event()]
     stream = await client.completions.create(model=tiny.MODEL, prompt="hi", n=2, stream=True)
     async for chunk in stream:
         assert chunk.choices[0].index == 1
@@ -194,7 +194,8 @@ def likely(text: str, logprob: float) -> list[Step]:
     made: list[Step] = []
     for step in saying(text, top=0):
         assert not isinstance(step, BaseException | asyncio.Event)
-        made.append(step._replace(tokens=tuple(token._replace(logprob=logprob) for token in step.tokens)))
+        tokens = tuple(Token(token.id, logprob, token.top) for token in step.tokens)
+        made.append(TokenBatch(tokens, step.finish))
     return made
 
 

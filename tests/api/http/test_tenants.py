@@ -30,13 +30,13 @@ class Asking:
     """One application, and what its backend was asked for."""
 
     def __init__(self, http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
-        self._http = http
-        self._backend = backend
+        self.http = http
+        self.backend = backend
 
     async def tenant(self, **headers: str) -> bytes:
-        reply = await self._http.post(CHAT, json=chat(), headers=headers)
+        reply = await self.http.post(CHAT, json=chat(), headers=headers)
         assert reply.status_code == 200, reply.text
-        return self._backend.asked[-1].tenant
+        return self.backend.asked[-1].tenant
 
 
 @asynccontextmanager
@@ -70,9 +70,9 @@ async def test_rejected_stays_out_nobody_comes_before_others_by_asking(
 
 async def test_where_a_lower_class_is_allowed_it_is_taken_and_no_lower_one() -> None:
     async with asking(ApiSettings(min_priority=-2), keys=False) as at:
-        assert (await at._http.post(CHAT, json=chat(priority=-2))).status_code == 200
-        assert at._backend.asked[-1].priority == -2
-        refused = await at._http.post(CHAT, json=chat(priority=-3))
+        assert (await at.http.post(CHAT, json=chat(priority=-2))).status_code == 200
+        assert at.backend.asked[-1].priority == -2
+        refused = await at.http.post(CHAT, json=chat(priority=-3))
         check(refused, 400, "priority")
         assert "the lowest that is taken here is -2" in refused.text
 

@@ -65,7 +65,7 @@ async def test_a_worker_that_lives_is_not_taken_for_gone_on_anybodys_word(idle_s
     async with grpc.aio.insecure_channel(f"127.0.0.1:{idle_stack.grpc_port}") as channel:
         registry = workers_pb2_grpc.WorkerRegistryStub(channel)
         incarnation = next(
-            each["incarnation"] for each in idle_stack._workers() if each["name"] == "prefill-0"
+            each["incarnation"] for each in idle_stack.workers() if each["name"] == "prefill-0"
         )
         exited = workers_pb2.ReportExitRequest(name="prefill-0", pid=process.pid)
         leave = workers_pb2.LeaveRequest(incarnation=int(incarnation), credential=b"x" * 32)
