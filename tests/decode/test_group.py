@@ -209,7 +209,7 @@ async def test_a_leader_whose_ranks_are_behind_hears_of_a_command_at_once(group:
     assert (await group.turn())[0] is Lap.BEHIND
     turning = [
         asyncio.ensure_future(
-            run_turns(each.work, each.group, each.clock, each._progress, NoArrivals(), behind_s=1_000)
+            run_turns(each.work, each.group, each.clock, each.progress, NoArrivals(), behind_s=1_000)
         )
         for each in group.ranks
     ]
@@ -340,14 +340,14 @@ async def test_a_turn_that_breaks_tells_every_room_that_it_ended_why_and_none_tw
     work: Any = group.leader.work
     replies = [work.roster.get(RoomId(room)).replies for room in rooms]
     receiving = group.leader.receiving
-    distrust = receiving._distrust
+    perform = receiving.perform
 
-    def breaks(room: DecodeRoom) -> None:
+    def breaks(room: DecodeRoom, effect: Any, now_ms: int) -> None:
         if room.id == 2:
             raise LocalBug("a bug in what is done about room 2")
-        distrust(room)
+        perform(room, effect, now_ms)
 
-    monkeypatch.setattr(receiving, "_distrust", breaks)
+    monkeypatch.setattr(receiving, "perform", breaks)
     for room in rooms:
         work.roster.note(RoomId(room), Failed(Cause(Reason.RECORD_CORRUPT, "decode: seen before")))
     with pytest.raises(LocalBug, match="room 2"):

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from baton.decode import page_check
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PageState
 from baton.pages.record import SLOT_BYTES
@@ -137,23 +138,24 @@ async def test_a_room_that_ends_while_it_is_summed_keeps_its_pages_until_then(
     bench.assert_empty()
 
 
-async def test_sums_and_steps_take_turns(bench: DecodeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sums_and_steps_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt is summed piece by piece, and the batch waits for one piece at most."""
-    monkeypatch.setattr(bench.work._landing, "_tokens_at_a_time", 4)
-    ahead, behind = toy.request("1", PROMPT, 30), toy.request("2", range(300, 316), 2)
-    running = await started(bench, ahead)
-    bench.land(ahead)
-    await bench.turns_until(lambda: bench.phase(1) is Phase.SUCCESS)
-    landed = await started(bench, behind)
-    bench.land(behind)
-    begun = len(bench.engine.ran)
-    await bench.turns_until(lambda: landed.task.done())
-    assert not running.task.done()
-    beside = bench.engine.ran[begun:]
-    assert beside.count("sum") == 4
-    assert ("sum", "sum") not in pairwise(beside)
-    await bench.settle()
-    assert (running.tokens, landed.tokens) == (toy.answer(ahead), toy.answer(behind))
+    monkeypatch.setattr(page_check, "BYTES_AT_A_TIME", 4 * toy.GROUP.token_bytes)
+    async with decoding(checksum=KvChecksum.PAGES) as bench:
+        ahead, behind = toy.request("1", PROMPT, 30), toy.request("2", range(300, 316), 2)
+        running = await started(bench, ahead)
+        bench.land(ahead)
+        await bench.turns_until(lambda: bench.phase(1) is Phase.SUCCESS)
+        landed = await started(bench, behind)
+        bench.land(behind)
+        begun = len(bench.engine.ran)
+        await bench.turns_until(lambda: landed.task.done())
+        assert not running.task.done()
+        beside = bench.engine.ran[begun:]
+        assert beside.count("sum") == 4
+        assert ("sum", "sum") not in pairwise(beside)
+        await bench.settle()
+        assert (running.tokens, landed.tokens) == (toy.answer(ahead), toy.answer(behind))
 
 
 async def test_several_rooms_share_a_piece(bench: DecodeBench) -> None:

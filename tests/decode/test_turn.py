@@ -614,8 +614,9 @@ async def test_a_room_that_is_over_is_not_told_what_becomes_of_the_connection(be
         await bench.cancel(room)
         assert await caller.outcome() == "cancelled"
     await bench.turns_until(lambda: not len(bench.work.roster))
-    assert not links_of(bench.peers)[PREFILL]._waiting
     bench.sender.may_connect.set()
+    await until(lambda: not asking(bench.peers))
+    assert not bench.mailbox.waiting
     await bench.settle()
     bench.assert_empty()
 

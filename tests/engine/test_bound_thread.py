@@ -64,12 +64,16 @@ def test_an_engine_binds_a_thread_to_the_device_of_its_pages(
     assert asked == [("choose", place), ("call", place)], "a context comes with the first call that needs one"
 
 
-def test_a_thread_that_makes_steps_knows_the_number_of_threads_that_was_set(tiny_engine: MakeEngine) -> None:
+async def test_a_thread_that_makes_steps_knows_the_number_of_threads_that_was_set(
+    tiny_engine: MakeEngine,
+) -> None:
     """Otherwise it uses the number that the process began with, until something reads the number."""
     counted: list[str] = []
     with patch.object(torch, "get_num_threads", lambda: counted.append(threading.current_thread().name)):
         step_thread = StepThread(tiny_engine("llama-gqa-untied"), lambda: None)
-        step_thread._thread.submit(lambda: None).result()
+        step_thread.start_sum([])
+        assert step_thread.running is not None
+        await step_thread.running
         step_thread.close()
     assert counted == ["engine_0"]
 

@@ -22,7 +22,7 @@ from baton.engine_interface import (
     Sequence,
     take,
 )
-from baton.grammars.grammar_state import Matcher
+from baton.grammars.grammar_state import GrammarState, Matcher
 from baton.rooms.request import Grammar, Request, Sampling, Token
 from baton.sampling.draft_rows import split_drafts
 from tests.engine.conftest import MakeEngine
@@ -32,7 +32,7 @@ from tests.engine.executions import embedding_of, replaying
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.tiny_models import SHAPE, save
-from tests.grammars.answers import NAMED
+from tests.grammars.answers import NAMED, matcher_of
 from tests.inference.engine_worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledWorker, Tenant
 from tests.sampling.test_grammar_masks import DIGITS, OBJECT, VOCABULARY, WARM, admitted
 from tests.support.calling import Calling
@@ -194,11 +194,9 @@ def test_mask_is_fold_an_answer_with_drafts_is_held_to_its_grammar_as_without(
     (expected,) = worker.run([admitted(worker, grammar, sampling)], 100)
     for seed in range(5):
         tenant = admitted(worker, grammar, sampling)
-        fold = tenant.sequence.fold
-        assert fold is not None
-        fold._matcher = matcher = Noting(fold._matcher)
-        guess = Guesses({tenant.sequence.request.request_id: expected}, VOCABULARY)
-        guess._numbers.seed(seed)
+        matcher = Noting(matcher_of(grammar))
+        tenant.sequence.fold = GrammarState(matcher)
+        guess = Guesses({tenant.sequence.request.request_id: expected}, VOCABULARY, seed)
         while not tenant.done:
             worker.guess([tenant], 100, guess)
         assert tenant.sequence.output == expected
@@ -216,8 +214,8 @@ def test_what_a_grammar_forces_is_proposed_and_always_taken(
     assert plain.sequence.proposal is None
     tenant = admitted(worker, NAMED, sampling)
     tenant.sequence.proposal = proposal = Proposal()
-    assert tenant.sequence.fold is not None
-    tenant.sequence.fold._matcher = matcher = Noting(tenant.sequence.fold._matcher)
+    matcher = Noting(matcher_of(NAMED))
+    tenant.sequence.fold = GrammarState(matcher)
     steps = forced = 0
     while not tenant.done:
         assert proposal.forced == len(proposal.tokens)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.fleet.fair_queue import LOWER_PART, QUANTUM, FairQueue, QueueEntry, QueueKey
+from baton.fleet.fair_queue import LOWER_PART, NOTHING_QUEUED, QUANTUM, FairQueue, QueueEntry, QueueKey
 
 Line = FairQueue[int]
 
@@ -37,10 +37,18 @@ def served(line: Line) -> Iterator[QueueEntry[int]]:
 
 
 def assert_empty(line: Line) -> None:
+    """Nobody waits, and nothing of those who did is left: the next are served as in a new queue."""
     assert (len(line), line.retried, list(line), line.first()) == (0, 0, [], None)
-    assert not any(
-        (line._retried, line._classes, line._order, line._unserved, line._skipped, line._for_lower)
-    )
+    assert (line.by_class(), line.in_all()) == (Counter(), NOTHING_QUEUED)
+    assert order_of(line) == order_of(Line())
+
+
+def order_of(line: Line) -> list[int]:
+    """Return the order in which requests of two tenants and three classes are served."""
+    for number in range(6 * LOWER_PART):
+        tenant = (b"a", b"b")[number % 2]
+        line.enter(number, QueueKey((0, 0, 0, 1, 0, 2)[number % 6], tenant, QUANTUM, had_room=number == 9))
+    return [one.waiting for one in served(line)]
 
 
 @MANY

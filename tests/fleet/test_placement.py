@@ -157,9 +157,10 @@ def test_zero_at_idle_nothing_is_kept_of_workers_and_rooms_that_are_gone() -> No
     stack = fleet(5)
     for number in range(20):
         send(stack, conversations(number))
-    for worker in stack.workers()[:2]:
+    left = stack.workers()
+    for worker in left[:2]:
         stack.drain(worker.facts.incarnation)
-    for worker in stack.workers():
+    for worker in left:
         for entry in stack.leave(worker.facts.incarnation, "exited", 0):
             stack.end(entry.id, LOST, 0)
     assert stack.open_count() == 0
@@ -167,16 +168,14 @@ def test_zero_at_idle_nothing_is_kept_of_workers_and_rooms_that_are_gone() -> No
     for side in stack.sides.values():
         by_size = (side.known, side.computing, side.ready, side.serving)
         assert not any(len(each) for each in (*by_size, side.open, side.roomy, side.short))
-        assert not any((side.joining, side.draining, side.page_sizes, side._sent))
-    waits = (
-        stack._undelivered,
-        stack._without_outcome,
-        stack._awaiting_outcome,
-        stack._closing,
-        stack._released,
-    )
-    assert not any(len(each) for each in waits)
-    assert not any((stack._leases, stack._names, stack._rooms_by_worker))
+        assert not any((side.joining, side.draining, side.page_sizes))
+        assert not any(side.holders_of(conversations(number).blocks) for number in range(20))
+    assert stack.orphans(0) == stack.orphans(OPEN_MS_MAX) == stack.overdue(CLOSING_MS) == []
+    assert not any(stack.has_open_rooms(worker.facts.incarnation) for worker in left)
+    assert stack.engine is None, "no lease"
+    for worker in left:
+        anew = Incarnation(7 * WORKER + worker.facts.incarnation)
+        stack.register(replace(worker.facts, incarnation=anew), 0)  # its name is free
 
 
 # ---- beside a look at all

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from baton.grammars.grammar_compiler import compile_grammar
+from baton.grammars.grammar_compiler import LIMITS, SOURCES, compile_grammar
 from baton.grammars.grammar_state import GrammarState
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import Grammar, GrammarKind, Request
@@ -68,6 +68,11 @@ def request(**more: Any) -> Request:
 
 def fold_of(grammar: Grammar, kind: str = "byte level") -> GrammarState:
     return compile_grammar(grammar, vocabulary(kind))
+
+
+def matcher_of(grammar: Grammar) -> LLMatcher:
+    """Return the library's matcher of a grammar, for doubles of it."""
+    return LLMatcher(vocabulary(), SOURCES[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
 
 
 def tokens_in(mask: bytes) -> list[int]:

@@ -19,6 +19,7 @@ from tests.grammars.answers import (
     fold_of,
     ids,
     lark,
+    matcher_of,
     regex,
     request,
     schema,
@@ -201,10 +202,10 @@ LONG = schema({"const": "the lazy dog and the quick fox " * 200})
 
 def test_what_was_found_to_be_forced_is_looked_for_once() -> None:
     """The tokens are the same if few are returned at a time, and new ones come for another output."""
-    fold, asked = fold_of(LONG), request()
-    whole = fold.anew().forced([], 10_000)
+    asked = request()
+    whole = fold_of(LONG).forced([], 10_000)
     assert len(whole) > 500
-    looks = counting(fold)
+    fold, looks = counting(LONG)
     for length in range(len(whole)):
         assert fold.forced(whole[:length], 7) == whole[length : length + 7]
     assert looks == [1]
@@ -221,25 +222,24 @@ def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
     """A search takes the time of five tokens, so that the next one is for the sixth."""
     now = [0.0]
     monkeypatch.setattr("baton.grammars.grammar_state.time.thread_time", lambda: now[0])
-    fold, asked = fold_of(regex("([0-9][a-f])*")), request()
+    grammar, asked = regex("([0-9][a-f])*"), request()
     took = 5.5 * FORCED_S
-    looks = counting(fold, lambda: now.__setitem__(0, now[0] + took))
+    fold, looks = counting(grammar, lambda: now.__setitem__(0, now[0] + took))
     output = ids("1a2b3c4d5e6f")
     for length in range(12):
         assert fold.forced(output[:length], 16) == []
         fold.allowed(asked, output[:length])
     assert looks == [3], "behind 0, 5 and 10 tokens"
     took = 2 * BURST_S
-    fold = fold_of(regex("([0-9][a-f])*"))
-    looks = counting(fold, lambda: now.__setitem__(0, now[0] + took))
+    fold, looks = counting(grammar, lambda: now.__setitem__(0, now[0] + took))
     assert fold.forced([], 16) == []
     fold.allowed(asked, [])
     assert looks == [1]
 
 
-def counting(fold: GrammarState, look: Callable[[], object] = lambda: None) -> list[int]:
-    """Count the searches for forced tokens from now on."""
-    looks, matcher = [0], fold._matcher
+def counting(grammar: Grammar, look: Callable[[], object] = lambda: None) -> tuple[GrammarState, list[int]]:
+    """Return the state of a grammar, and the number of its searches for forced tokens."""
+    looks, matcher = [0], matcher_of(grammar)
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
@@ -250,8 +250,7 @@ def counting(fold: GrammarState, look: Callable[[], object] = lambda: None) -> l
             look()
             return matcher.compute_ff_tokens()
 
-    fold._matcher = cast("Matcher", Counting())
-    return looks
+    return GrammarState(cast("Matcher", Counting())), looks
 
 
 def test_a_copy_may_take_as_long_as_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,12 +86,19 @@ async def test_counted_work_a_short_prompt_does_not_wait_for_one_that_is_scored(
     bench.close()
 
 
-async def test_counted_work_what_steps_take_is_measured_by_what_they_score(pair: Pair) -> None:
-    cost = pair.bench.work.scheduler.cost
+async def test_counted_work_what_steps_take_is_measured_by_what_they_score(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        pair.bench.work.scheduler.cost,
+        "note",
+        lambda positions, ms, scored=0: noted.append((positions, scored)),
+    )
     await handed_over(pair, 1, prompt_logprobs=2)
-    assert cost._steps > 1
-    assert cost._positions == pytest.approx(len(PROMPT) / cost._steps)
-    assert cost._scored == pytest.approx((len(PROMPT) - 1) / cost._steps)
+    assert len(noted) > 1
+    assert sum(positions for positions, _ in noted) == len(PROMPT)
+    assert sum(scored for _, scored in noted) == len(PROMPT) - 1
 
 
 async def test_counted_work_what_a_worker_says_of_its_load_has_what_is_scored() -> None:

@@ -157,7 +157,7 @@ def example(path: str) -> str:
 
 
 async def test_every_route_has_a_line(at: House) -> None:
-    assert {*routes_of(application(at, AccessControl())._app)} == ROUTES.keys()
+    assert {*routes_of(application(at, AccessControl()).app)} == ROUTES.keys()
 
 
 @pytest.mark.parametrize("access_control", RIGHTS)
@@ -180,7 +180,7 @@ async def test_a_port_of_their_own_is_for_its_network_or_for_admin_keys(
         routers,
         AccessControl(admin_keys=admin_keys, open_metrics=True),
     )
-    for method, path in routes_of(app._app):
+    for method, path in routes_of(app.app):
         kind = ROUTES[method, path]
         expected = ALL if kind == PROBE else APART[access_control][kind]
         found = [await answer(app, method, example(path), key) for key in CALLERS.values()]

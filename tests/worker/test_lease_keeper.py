@@ -196,7 +196,7 @@ async def test_without_a_bootstrap_it_says_so_and_goes_on_trying(caplog: pytest.
     async with channel_to("127.0.0.1:1") as channel:
         at = Bench(channel, ScriptedRegistry())
         task = asyncio.ensure_future(at.keeper.run())
-        await until(lambda: at.keeper._failures > module.UNREACHABLE_TRIES)
+        await until(lambda: at.failures > module.UNREACHABLE_TRIES)
         assert at.keeper.problem is not None
         assert "unreachable" in at.keeper.problem
         await at.keeper.drain()
@@ -245,7 +245,7 @@ async def test_a_worker_that_was_declared_gone_renews_and_registers_no_more() ->
 
 async def test_a_worker_that_has_left_is_silent_and_does_not_mind_that_it_is_gone() -> None:
     async with keeping(ScriptedRegistry()) as at:
-        await until(lambda: at.renewals == at.keeper._sent >= 1)  # none is on its way
+        await until(lambda: at.renewals == at.registry.calls.count("renew") >= 1)  # none is on its way
         await at.keeper.leave()
         at.registry.refusals, at.registry.known = [DeclaredGone("it has left")], False
         assert at.running is not None

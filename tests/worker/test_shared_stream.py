@@ -1,7 +1,6 @@
 """Does each of many rooms on one stream hear what a call of its own would have told it?"""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +11,13 @@ from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason, Refusal, RoomExists
 from baton.rooms.request import SCORES_MAX, Score
 from baton.wire.baton.v1 import group_pb2, inference_pb2
-from baton.wire.conversions import SCORES_A_MESSAGE, cause_to_wire, outcome_to_wire, scores_to_wire
+from baton.wire.conversions import (
+    SCORE_MESSAGES_MAX,
+    SCORES_A_MESSAGE,
+    cause_to_wire,
+    outcome_to_wire,
+    scores_to_wire,
+)
 from baton.wire.errors import refusal_from_wire
 from baton.worker import shared_stream
 from baton.worker.callers import Callers
@@ -34,7 +39,11 @@ class Bench:
         self.here: set[RoomId] = set()
         self.callers: Callers[inference_pb2.RunRoomReply] = Callers(self.box, self.here)
         self.requests: asyncio.Queue[inference_pb2.RunRoomsRequest | Exception | None] = asyncio.Queue()
+        self.most = MOST
+        """Most replies of a room."""
         self.messages: list[list[tuple[int, str | None]]] = []
+        self.scores: list[int] = []
+        """Scores in each message."""
         self.absent: list[int] = []
         self.refused: dict[int, str] = {}
         self.voices: dict[int, Any] = {}
@@ -66,11 +75,12 @@ class Bench:
         return taken
 
     async def serve(self) -> None:
-        shared = SharedStream(self.callers, _judge, MINE, self._rest)
+        shared = SharedStream(self.callers, self._judge, MINE, self._rest)
         async with shared.reading(self._asked()):
             async for lines in shared.lines():
                 said = rooms_reply(inference_pb2.RunRoomsReply(), lines)
                 self.messages.append([(line.room, line.reply.WhichOneof("what")) for line in said.lines])
+                self.scores.append(sum(len(line.reply.scores.logprobs) for line in said.lines))
                 self.absent += [line.room for line in said.lines if line.absent]
                 self.refused |= {
                     line.room: refusal_from_wire(line.refused).kind
@@ -78,6 +88,11 @@ class Bench:
                     if line.HasField("refused")
                 }
                 await self.read.wait()
+
+    def _judge(self, request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
+        if request.room == 13:
+            raise Refusal("no such luck")
+        return group_pb2.Command(run=request), self.most
 
     async def _rest(self, request: inference_pb2.RunRoomsRequest) -> None:
         if self.rest is not None:
@@ -92,12 +107,6 @@ class Bench:
     @property
     def at_rest(self) -> bool:
         return len(self.callers) == 0 and not self.box.waiting and not self.box.unanswered
-
-
-def _judge(request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
-    if request.room == 13:
-        raise Refusal("no such luck")
-    return group_pb2.Command(run=request), MOST
 
 
 async def steps() -> None:
@@ -168,19 +177,19 @@ async def test_what_is_long_leaves_in_several_messages(monkeypatch: pytest.Monke
         assert at.messages[1:] == [[(1, "first_token"), (1, "first_token")], [(1, "outcome")]]
 
 
-def test_no_blocking_of_a_long_prompts_scores_a_message_has_few() -> None:
+async def test_no_blocking_of_a_long_prompts_scores_a_message_has_few() -> None:
     """As many as its reader takes without keeping all others waiting."""
-    several = scores_to_wire([Score(-1.5, 3)] * SCORES_MAX)
-    said = deque((RoomId(1), inference_pb2.RunRoomReply(scores=each)) for each in several)
-    at = Bench()
-    shared = SharedStream(at.callers, _judge, MINE)
-    shared._pending.extend(said)
-    while lines := shared._next():
-        told = sum(
-            len(line.reply.scores.logprobs)
-            for line in rooms_reply(inference_pb2.RunRoomsReply(), lines).lines
-        )
-        assert told <= 2 * SCORES_A_MESSAGE
+    async with stream() as (at, _):
+        at.most = SCORE_MESSAGES_MAX + 1
+        at.ask(1)
+        await steps()
+        at.turn()
+        await steps()
+        for each in scores_to_wire([Score(-1.5, 3)] * SCORES_MAX):
+            at.voices[1].put_nowait(inference_pb2.RunRoomReply(scores=each))
+        await steps()
+        assert sum(at.scores) == SCORES_MAX
+        assert max(at.scores) <= 2 * SCORES_A_MESSAGE
 
 
 async def test_a_refused_room_ends_alone() -> None:

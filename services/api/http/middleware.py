@@ -59,7 +59,7 @@ class ApiMiddleware:
         """Wrap `app`. `direct`: routes, by method and path, that are called without FastAPI, whose routing
         costs as much as a short response. Their endpoints take only the request, and only they are traced.
         `templates`: path templates of all routes."""
-        self._app = app
+        self.app = app
         self.metrics = metrics
         self._direct = direct
         self._access = access
@@ -73,7 +73,7 @@ class ApiMiddleware:
             await send({"type": "websocket.close"})  # no WebSocket is served
             return
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if (path := self._plain_path(scope["path"])) != scope["path"]:
             scope = {**scope, "path": path}
@@ -130,7 +130,7 @@ class ApiMiddleware:
                 exchange.begin_span(self._tracer, scope)
                 await _serve(route, scope, receive, send)
             else:
-                await self._app(scope, receive, send)
+                await self.app(scope, receive, send)
         except (ApiError, BackendError, HttpRefusal) as error:
             if not await self._fail(exchange, as_api_error(error), scope, receive, send):
                 raise

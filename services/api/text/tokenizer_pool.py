@@ -78,7 +78,8 @@ class FairThreadPool:
         self._short, self._long = _Lane(THREADS), _Lane(LONG_AT_ONCE)
         self._waiting: dict[bytes, int] = {}
         """Bytes of waiting texts, by caller."""
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """Bytes of waiting texts of all callers."""
 
     async def run(self, caller: bytes, size: int, work: Callable[[], T]) -> T:
         """Run `work` in a thread and return its result. `size`: bytes of the text that it works on.
@@ -102,11 +103,11 @@ class FairThreadPool:
     async def _wait(self, lane: _Lane, caller: bytes, size: int) -> None:
         retry_s = RETRY_LONG_AFTER_S if lane is self._long else RETRY_AFTER_S
         own = self._waiting.get(caller, 0) + size
-        if own > CALLER_WAITING_BYTES_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+        if own > CALLER_WAITING_BYTES_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
             raise Overloaded(f"too many {self._text}s are waiting to be {self._done}", retry_s)
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
         lane.of.setdefault(caller, deque()).append(waiter)
-        self._waiting[caller], self._waiting_bytes = own, self._waiting_bytes + size
+        self._waiting[caller], self.waiting_bytes = own, self.waiting_bytes + size
         try:
             async with asyncio.timeout(WAIT_S):
                 await waiter.turn
@@ -118,7 +119,7 @@ class FairThreadPool:
                 raise Overloaded(late, retry_s) from None
             raise
         finally:
-            self._waiting_bytes -= size
+            self.waiting_bytes -= size
             self._waiting[caller] -= size
             if not self._waiting[caller]:
                 del self._waiting[caller]

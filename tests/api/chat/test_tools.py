@@ -312,13 +312,15 @@ def test_a_template_that_knows_calls_gets_them_as_it_takes_them(template: str, c
     assert "# Tools" not in text
 
 
-async def test_marks_that_are_special_tokens_are_heard_and_not_shown(backend: ScriptedBackend) -> None:
+async def test_marks_that_are_special_tokens_are_heard_and_not_shown(
+    backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Mistral's kind; `<|start|>` stands for its mark's neighbours, which say nothing."""
     reference = copy(tiny.byte_level())
     tokenizer = Tokenizer(reference)
     reference.chat_template = tiny.CHAT_TEMPLATE
     start = tokenizer.encode("<|start|>", add_special_tokens=False)[0]
-    tokenizer._special = {start: "[TOOL_CALLS]"}
+    monkeypatch.setattr(Tokenizer, "special", {start: "[TOOL_CALLS]"})
     forms = model_formats(tokenizer, "", "mistral")
     served = ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), formats=forms)
     backend.script = lambda _: saying('Yes é.<|start|>weather[ARGS]{"city": "Paris"}')

@@ -117,7 +117,7 @@ async def test_one_of_the_longest_is_worked_on_at_a_time_and_shorter_ones_go_on_
     gate.may_end.set()
     assert await asyncio.gather(*long) == [f"long {at}" for at in range(4)]
     assert gate.most == 1
-    assert line._waiting_bytes == 0
+    assert line.waiting_bytes == 0
 
 
 async def test_who_sends_much_has_no_more_turns_than_who_sends_little() -> None:
@@ -144,14 +144,14 @@ async def test_what_waits_is_bounded_for_each_caller_and_for_all(monkeypatch: py
     refused = [caller for caller, task in tasks if task.done()]
     # Three of each fit; a's first is worked on, and of c's there is no room for what two others left.
     assert refused == [b"a", b"b", b"b", b"c", b"c", b"c", b"c"]
-    assert line._waiting_bytes == 7 * (LONG_BYTES + 1)
+    assert line.waiting_bytes == 7 * (LONG_BYTES + 1)
     for _, task in tasks:
         if task.done():
             with pytest.raises(Overloaded):
                 task.result()
     gate.may_end.set()
     await asyncio.gather(*(task for _, task in tasks if not task.done()))
-    assert line._waiting_bytes == 0
+    assert line.waiting_bytes == 0
 
 
 async def test_who_waits_too_long_or_goes_away_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ async def test_who_waits_too_long_or_goes_away_leaves_its_place(monkeypatch: pyt
     monkeypatch.setattr(tokenizer_pool, "WAIT_S", 0.01)
     with pytest.raises(Overloaded, match="was not tokenised within"):
         await line.run(b"c", LONG_BYTES + 1, gate.work("late"))
-    assert line._waiting_bytes == 0
+    assert line.waiting_bytes == 0
     gate.may_end.set()
     assert await first == "first"
     assert await line.run(b"d", LONG_BYTES + 1, gate.work("next")) == "next"
