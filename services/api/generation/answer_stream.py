@@ -1,9 +1,9 @@
-"""Reads a request's tokens from the backend, and passes them on, whatever goes wrong.
+"""Reader of the output tokens of one HTTP request, from the backend's streams into its choices.
 
-A stream that was opened is always ended: by its last batch, or by one `hang_up` when a stop string is
-complete, the client is gone, the task is cancelled, or a sibling prompt failed. A request of several
-prompts succeeds or fails as a whole. All choices of a prompt are read from one stream, and a stop string
-ends its own choice alone.
+Each prompt has one token stream, from which all choices of the prompt are read. A stop string ends only the
+choice that contains it. A request with several prompts succeeds or fails as a whole. Every opened stream is
+ended: by its last batch, or by one `hang_up`. That is called when stop strings ended all choices, the client
+disconnected, the task is cancelled, or another prompt failed.
 """
 
 import asyncio
@@ -39,21 +39,23 @@ class TokenUsage(TypedDict):
     prompt_tokens_details: NotRequired[PromptDetails]
     completion_tokens_details: NotRequired[CompletionDetails]
     reasoning_tokens: NotRequired[int]
-    """The same as in the details."""
+    """Number of reasoning tokens, where SGLang reports it. `completion_tokens_details` has the same
+    number."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one HTTP request, over all its choices."""
+    """Token counts of one HTTP request, summed over its prompts and all their choices."""
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = field(default=0)
     reasoning_tokens: int | None = None
-    """None: reasoning is not separated from answers."""
+    """Number of output tokens that are reasoning. None: reasoning is not separated from answers."""
 
     def add(self, choices: Sequence[ChoiceAssembler], cached_tokens: int) -> None:
-        """Add the choices of one prompt, which have ended."""
+        """Add the token counts of one prompt's choices, after they have ended. `cached_tokens`: tokens of the
+        prompt whose KV came from a prefix cache."""
         self.cached_tokens += cached_tokens
         for choice in choices:
             self.completion_tokens += choice.output_tokens
@@ -78,7 +80,7 @@ def counted(prompt_tokens: int, completion_tokens: int) -> TokenUsage:
 
 
 class TokenPace:
-    """Latencies of one sequence's tokens."""
+    """Recorder of one choice's time to first token and inter-token latencies, in two histograms."""
 
     __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")
 
@@ -89,7 +91,8 @@ class TokenPace:
         self._first = True
 
     def note(self, tokens: int) -> None:
-        """Record `tokens` that came together now. They share the time since the tokens before."""
+        """Record that a batch of tokens has arrived now. `tokens`: number of tokens in the batch. The time
+        since the previous batch is divided evenly among them."""
         if tokens == 0:
             return
         now_s = time.perf_counter()
@@ -105,17 +108,18 @@ class TokenPace:
 async def answer(
     backend: Backend, choices: Sequence[ChoiceAssembler], metrics: HttpMetrics, received_s: float, emit: Emit
 ) -> Usage:
-    """Run every choice to its end and `emit` each delta, in order within a choice.
+    """Generate every choice of a request to its end, and return the request's token usage.
 
-    `choices`: those of one prompt are neighbours, in their order. `received_s`: arrival of the HTTP
-    request, by `time.perf_counter`. `emit`: called by one task at a time. Raises BackendError, or what
-    `emit` raises. By then every stream is ended.
+    Each delta of a choice is passed to `emit`, in order, and by one task at a time. `choices`: all choices of
+    the request, grouped by prompt. `received_s`: time at which the HTTP request arrived, in seconds of
+    `time.perf_counter`. Raises BackendError, or any error of `emit`, after every stream was ended.
     """
     requests = by_request(choices)
     pass_on = emit if len(requests) == 1 else _in_turn(emit)
     usage = Usage(prompt_tokens=sum(len(own[0].request.prompt) for own in requests))
     why = Hangup.CLIENT_GONE
-    """Why choices are cancelled: the client is gone, until one choice fails and takes the others with it."""
+    """Reason that is given when a stream is hung up. After one prompt has failed, it is REQUEST_FAILED for
+    the other prompts."""
 
     async def run(own: Sequence[ChoiceAssembler]) -> None:
         nonlocal why
@@ -152,7 +156,8 @@ async def answer(
 async def _read(
     stream: TokenStream, own: Sequence[ChoiceAssembler], paces: Sequence[TokenPace], pass_on: Emit
 ) -> None:
-    """Read the stream until each of its choices has ended."""
+    """Read one prompt's token stream until each of its choices has ended, and pass on every delta. `own`: the
+    choices of the prompt. `paces`: latency recorder of each choice."""
     unfinished = len(own)
     while unfinished:
         batch = await stream.next()
@@ -171,12 +176,13 @@ async def _read(
 
 
 def by_request(choices: Iterable[ChoiceAssembler]) -> list[list[ChoiceAssembler]]:
-    """Return the choices of each request."""
+    """Return the choices grouped by worker request, which is one for each prompt. `choices`: all choices of
+    an HTTP request, in which those of one prompt are adjacent."""
     return [list(own) for _, own in groupby(choices, key=lambda choice: id(choice.request))]
 
 
 def _in_turn(emit: Emit) -> Emit:
-    """Return `emit`, for several tasks that take turns."""
+    """Return `emit` wrapped in a lock, so that only one task at a time runs it."""
     turn = asyncio.Lock()
 
     async def emit_in_turn(choice: ChoiceAssembler, delta: Delta) -> None:

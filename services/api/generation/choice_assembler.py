@@ -1,6 +1,6 @@
-"""One choice of an answer, as its tokens come in: text, parts, finish.
+"""Assembly of one choice from its output tokens: text, stop strings, reasoning, tool calls, finish reason.
 
-Everything here depends on the tokens alone, not on how they were batched.
+The assembled choice depends only on the tokens, not on how they were batched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from baton.api.tools.parsing.output_parts import (
 from baton.rooms.request import FinishReason, Request, Token
 
 OutputFinish = Literal["stop", "length"]
-"""Finish reason of text."""
+"""Finish reason of a choice without tool calls."""
 Finish = Literal["stop", "length", "tool_calls"]
 
 
@@ -37,17 +37,17 @@ class StopFields(TypedDict):
 
 
 class AnsweredCall(NamedTuple):
-    """A whole tool call of the answer."""
+    """A whole tool call of an answer, as it is returned to the client."""
 
     place: int
-    """Index among the answer's calls."""
+    """Index of the tool call among the tool calls of the answer, from 0."""
     id: str
     name: str
     arguments: str
 
 
 class AnsweredCallStart(NamedTuple):
-    """The start of a tool call, whose arguments follow."""
+    """Start of a tool call in a streamed answer. The arguments follow as AnsweredCallDelta."""
 
     place: int
     id: str
@@ -55,18 +55,20 @@ class AnsweredCallStart(NamedTuple):
 
 
 class AnsweredCallDelta(NamedTuple):
-    """More arguments of the call that was begun last."""
+    """Next piece of the arguments of the tool call that was started last."""
 
     place: int
     arguments: str
-    """The new text. All of a call joins to JSON, unless the answer is cut off."""
+    """Next characters of the arguments. All pieces of a tool call together are a JSON text, unless the answer
+    was cut off."""
 
 
 AnswerPart = ContentDelta | ReasoningDelta | AnsweredCall | AnsweredCallStart | AnsweredCallDelta
 
 
 def whole_calls(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
-    """Return the parts, with each call in one piece."""
+    """Return the parts of an answer, with the start and the pieces of each tool call joined into one
+    AnsweredCall."""
     whole: list[AnswerPart] = []
     for part in parts:
         match part, whole[-1] if whole else None:
@@ -81,47 +83,54 @@ def whole_calls(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerParsing:
-    """How one choice's text is parsed into content, reasoning and calls."""
+    """Parser of one choice's text into content, reasoning and tool calls, with the options of its request."""
 
     parser: AnswerParser
     marks: Mapping[int, str]
-    """Special tokens that the parser needs to see, by id."""
+    """Texts of the special tokens that the parser has to see, such as `<tool_call>`, by token id."""
     name_call: Callable[[str, int], str]
-    """Makes the id of a call from the tool's name and the number of calls before it."""
+    """Function that makes the id of a tool call from the tool's name and the number of tool calls before
+    it."""
     calls_max: int | None = None
     ends_by_calls: bool = True
-    """Whether calls give the finish reason. They do not if the request forces one tool."""
+    """Whether tool calls make the finish reason `tool_calls`. If the request forces one named tool, the
+    finish reason stays `stop`, as in OpenAI's API."""
     shows_reasoning: bool = True
     streams_reasoning: bool = True
-    """Whether reasoning comes as it grows. Else it comes when it has ended."""
+    """Whether a stream sends reasoning while it is generated. Otherwise it is sent in one piece when it has
+    ended."""
     counts_reasoning: bool = False
-    """Whether reasoning can be separated from the answer at all."""
+    """Whether reasoning tokens are counted, because the model's reasoning can be separated from its
+    answer."""
 
 
 @dataclass(slots=True)
 class Delta:
-    """What one batch of tokens adds to a choice."""
+    """Text, tokens and parts that one batch of output tokens adds to a choice."""
 
     text: str = ""
     tokens: Sequence[Token] = ()
-    """All tokens that count, including those of a stop string and an end-of-sequence token."""
+    """All output tokens that count for usage. Includes the tokens of a stop string and an end-of-sequence
+    token, though their text may not be shown."""
     offsets: list[int] = field(default_factory=list)
-    """Characters of output before each token."""
+    """For each token, the number of characters of the choice's text before it."""
     finish: FinishReason | None = None
     parts: Sequence[AnswerPart] | None = None
-    """Parts of the text. None: all of it is content."""
+    """The text split into content, reasoning and tool calls. None: the text is not parsed, so all of it is
+    content."""
     echo: PromptEcho | None = None
-    """The prompt whose text the text begins with. Only a choice's first delta has it."""
+    """The echoed prompt, whose text begins this delta's text. Only the first delta of a choice has one."""
 
     @property
     def entries(self) -> int:
-        """Number of log-probabilities that are shown, without each token's own."""
+        """Number of log-probabilities in the response for this delta. It counts the alternatives of each
+        output token, and the scores of an echoed prompt."""
         prompt = 0 if self.echo is None else self.echo.entries
         return prompt + sum(len(token.top) for token in self.tokens)
 
     @property
     def only_content(self) -> str | None:
-        """The text if all of it is content, else None."""
+        """Text of the delta if it has no reasoning and no tool calls. Otherwise None."""
         if self.parts is None:
             return self.text
         if all(isinstance(part, ContentDelta) for part in self.parts):
@@ -130,7 +139,8 @@ class Delta:
 
 
 class ChoiceAssembler:
-    """One choice. Feed it batches until a delta has a `finish`."""
+    """Assembler of one choice of an answer. It is given batches of output tokens, until the delta that it
+    returns has a `finish`."""
 
     __slots__ = (
         "_begun",
@@ -163,19 +173,20 @@ class ChoiceAssembler:
         parsing: AnswerParsing | None = None,
         echo: PromptEcho | None = None,
     ) -> None:
-        """`detokenizer`: a fresh one behind the prompt. `parsing`: None if the text is not parsed. `echo`:
-        None if nothing of the prompt is shown."""
+        """Start an empty choice. `detokenizer`: a new one that starts after the prompt. `parsing`: None if
+        the text is not parsed. `echo`: None if the response shows nothing of the prompt."""
         self.index = index
         self.request = request
         self.output_tokens = 0
         self.finish: FinishReason | None = None
-        """Finish reason, once the last delta was passed on."""
+        """Finish reason of the choice. None until its last delta was passed on."""
         self.calls = 0
-        """Number of tool calls."""
+        """Number of tool calls that the choice has so far."""
         self.reasoning_tokens = 0
         self._parsing = parsing
         self._growing: int | None = None
-        """Index of the call whose arguments are growing, if it is passed on."""
+        """Index of the tool call whose arguments are being generated. None: there is none, or it is above
+        `calls_max` and not returned."""
         self._parts: list[OutputPart] = []
         self._min_tokens = request.min_tokens
         self._include_stop = meaning.includes_stop
@@ -190,12 +201,13 @@ class ChoiceAssembler:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the choice, not the backend."""
+        """Whether a stop string has ended the choice. The API finds stop strings itself, so the backend may
+        still generate tokens."""
         return self._stops.matched is not None
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the choice."""
+        """The stop string that ended the choice. None: no stop string has been found."""
         return self._stops.matched
 
     @property
@@ -204,33 +216,37 @@ class ChoiceAssembler:
 
     @property
     def malformed_calls(self) -> int:
-        """Number of calls that stayed text because they could not be parsed."""
+        """Number of tool calls that could not be parsed, and were returned as text."""
         return 0 if self._parsing is None else self._parsing.parser.malformed_calls
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or stop id of the request that ended the choice, or None."""
+        """The request's stop string, or stop token id, that ended the choice. None: the choice has not ended,
+        or ended in another way."""
         return self._stopped_by if self._stops.matched is None else self._stops.matched
 
     @property
     def ended_by(self) -> StopFields:
-        """What ended the choice, in vLLM's and SGLang's fields. None before the end."""
+        """The response fields in which vLLM (`stop_reason`) and SGLang (`matched_stop`) name the stop string
+        or token that ended a choice. Both are None before the end."""
         return {"stop_reason": self.stop_reason, "matched_stop": self.matched_stop}
 
     @property
     def matched_stop(self) -> str | int | None:
-        """The same in SGLang's sense, which includes end-of-sequence tokens."""
+        """The stop string or token id that ended the choice. Unlike `stop_reason`, it may be the model's own
+        end-of-sequence token, as in SGLang."""
         return self._ended_by if self.stop_reason is None else self.stop_reason
 
     def reason(self, finish: FinishReason) -> Finish:
-        """Return the finish reason for the caller."""
+        """Return the finish reason that the client is given. `finish`: finish reason from the backend."""
         if finish is not FinishReason.STOP:
             return "length"
         ends = self.calls and self._parsing is not None and self._parsing.ends_by_calls
         return "tool_calls" if ends else "stop"
 
     def take(self, batch: TokenBatch) -> Delta:
-        """Add the next batch and return what it adds. Tokens after a completed stop string are dropped."""
+        """Add the next batch of output tokens, and return the delta that results. Tokens after a completed
+        stop string are dropped."""
         echo = self.echo
         if echo is None or self._begun:
             return self._output(batch)
@@ -275,20 +291,22 @@ class ChoiceAssembler:
         return Delta("".join(texts), tokens, offsets, finish, parts)
 
     def _text_of(self, id_: int) -> str:
-        """Return the text that is certain with this token. Special tokens are text only for the parser."""
+        """Return the text that the next token completes. The bytes of an unfinished character are kept for
+        later. Special tokens that the parser has to see are returned as their text."""
         if self._parsing is None or (mark := self._parsing.marks.get(id_)) is None:
             return self._detokenizer.push(id_)
         before = self._detokenizer.flush()
         return before + self._detokenizer.push(id_) + mark
 
     def _parsed(self, text: str) -> str:
-        """Parse the text, and return it."""
+        """Give the text to the parser, if the choice has one, and return the same text."""
         if self._parsing is not None and text:
             self._add(self._parsing.parser.push(text))
         return text
 
     def _add(self, parts: Sequence[OutputPart]) -> None:
-        """Add parts up to a stop string. Stop strings count in content only, not in reasoning and calls."""
+        """Add parsed parts to the choice, up to the first stop string. Stop strings are searched in content
+        only, not in reasoning and tool calls."""
         for part in parts:
             if self.stopped:
                 return
@@ -309,7 +327,8 @@ class ChoiceAssembler:
         return self._certain(ended=True)
 
     def _certain(self, *, ended: bool = False) -> Sequence[AnswerPart] | None:
-        """Return the parts that were not returned yet."""
+        """Return the parts of the answer that can be sent now and were not returned before. None: the text is
+        not parsed. `ended`: whether the choice has ended."""
         parsing = self._parsing
         if parsing is None:
             return None
@@ -344,7 +363,8 @@ class ChoiceAssembler:
         return told
 
     def _released(self, text: str) -> str:
-        """Return what no stop string can claim any more."""
+        """Return the text that cannot be part of a stop string any more, if the text is not parsed. Parsed
+        text is returned whole, because `_add` searches it."""
         self._chars += len(text)
         if not self._may_stop or self._parsing is not None:
             return text

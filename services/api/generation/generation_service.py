@@ -1,7 +1,7 @@
-"""Answers validated requests: prompt, constraints, requests for the workers, and the reply.
+"""Service that turns a validated request of any API into a reply.
 
-Every API ends here. What it was sent is a `ChatRequest` or a `CompletionRequest` by now, and its rendering
-knows the format of its answers.
+Every API calls it with a `ChatRequest` or a `CompletionRequest`, into which it translated its own request,
+and with a rendering, which knows the API's response format.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,25 +40,29 @@ from baton.rooms.request import Request as WorkerRequest
 from baton.telemetry.tracing import Attribute
 
 Render = Callable[[HttpExchange, Meaning], Rendering]
-"""Makes the rendering of one reply. Called once the request's own fields are found valid."""
+"""Function that makes the rendering of one reply. It is called after the fields of the request were checked,
+and before the prompt is encoded."""
 MakeParsing = Callable[[], AnswerParsing | None]
-"""Makes the parsing of one choice. None: its text is not parsed."""
+"""Function that makes a new answer parser for one choice. It returns None if the text is not parsed."""
 
 
 class Constraints(Protocol):
-    """Compiles what answers are constrained to, as `tools` does."""
+    """Interface of the compiler of grammars that constrain answers: JSON schemas, regular expressions and
+    tool calls. The package `tools` implements it."""
 
     async def grammar(self, request: Request, body: GenerationRequest) -> Grammar | None:
-        """Return the grammar of a completion. Raises ApiError, Overloaded, ClientGone."""
+        """Return the compiled grammar of a completion, or None if its answer is not constrained. Raises
+        ApiError, Overloaded, ClientGone."""
 
     async def constrain_chat(
         self, request: Request, body: ChatRequest, meaning: Meaning, prompt: Sequence[int]
     ) -> tuple[Grammar | None, MakeParsing]:
-        """Return the grammar of a chat's answer, and the parsing that fits it. Raises as above."""
+        """Return the compiled grammar of a chat's answer, or None, and the parser that fits it. `prompt`:
+        token ids of the rendered chat. Raises ApiError, Overloaded, ClientGone."""
 
 
 class GenerationService:
-    """Answers the requests of one application."""
+    """Service that answers the chat and completion requests of one HTTP application."""
 
     def __init__(
         self,
@@ -80,8 +84,9 @@ class GenerationService:
     async def chat(
         self, request: Request, body: ChatRequest, render: Render, *, clips: bool = False
     ) -> Response:
-        """Return the reply to a chat, which begins when it is sent. `clips`: lower `max_tokens` to what
-        fits, whatever the settings say. Raises ApiError, Overloaded, ClientGone."""
+        """Return the reply to a chat request. Generation starts when the server sends the reply. `clips`:
+        lower a `max_tokens` that does not fit, whatever the settings say. Raises ApiError, Overloaded,
+        ClientGone."""
         exchange = self._begin(request, body)
         meaning = chat_meaning(body, clips=clips)
         rendering = self._open(exchange, body, render(exchange, meaning))
@@ -94,14 +99,15 @@ class GenerationService:
         return await self._reply(request, exchange, body, meaning, [prompt], rendering, grammar, parsing)
 
     async def count(self, request: Request, body: ChatRequest) -> int:
-        """Return the tokens of the prompt that `chat` would compute, which may be too many to fit. Raises
-        as above."""
+        """Return the number of prompt tokens of a chat request, without generating an answer. The prompt may
+        be longer than the context. Raises ApiError, Overloaded, ClientGone."""
         check_model(body.model, self._model.names)
         tools = chat_tools(body)
         return len(await self._prompts.of_messages(request, body, tools.offered, fit=False))
 
     async def completion(self, request: Request, body: CompletionRequest, render: Render) -> Response:
-        """Return the reply to a completion. Raises as `chat`."""
+        """Return the reply to a completion request. Generation starts when the server sends the reply. Raises
+        ApiError, Overloaded, ClientGone."""
         exchange = self._begin(request, body)
         meaning = completion_meaning(body)
         rendering = self._open(exchange, body, render(exchange, meaning))
@@ -128,7 +134,8 @@ class GenerationService:
         return exchange
 
     def _open(self, exchange: HttpExchange, body: GenerationRequest, rendering: Rendering) -> Rendering:
-        """Begin a stream, which sends keep-alives from now on: what follows may take long."""
+        """Begin the event stream, if the request asks for one, and return the rendering. From now on the
+        stream sends keep-alives, because encoding the prompt and compiling a grammar may take long."""
         if body.stream:
             exchange.begin_events(rendering.framing, rendering.failure, self._settings.stream_silence_s)
         return rendering
@@ -145,8 +152,9 @@ class GenerationService:
         parsing: MakeParsing = lambda: None,
         given: Sequence[str | list[int] | None] = (None,),
     ) -> Response:
-        """`parsing`: makes the parsing of each choice. `given`: the prompts as they were sent, if not
-        shortened."""
+        """Build the worker requests and their choices, and return the reply that will generate them.
+        `tokens`: token ids of each prompt. `parsing`: makes the parser of each choice. `given`: each prompt
+        as the client sent it, or None if it was truncated."""
         model, settings = self._model, self._settings
         owner, caller = prefix_owner_in(request.scope), caller_in(request.scope)
         tenant = exchange.headers.get(settings.tenant_header)
@@ -194,7 +202,7 @@ class GenerationService:
 def _span_attributes(
     body: GenerationRequest, meaning: Meaning, model: Model, admitted: Sequence[WorkerRequest]
 ) -> dict[str, Attribute]:
-    """Return span attributes of a request, by OpenTelemetry's conventions for generative AI."""
+    """Return the attributes of a request's trace span, by OpenTelemetry's conventions for generative AI."""
     first = admitted[0]
     sampling = first.sampling
     wants_json = first.grammar is not None and first.grammar.kind is GrammarKind.JSON_SCHEMA

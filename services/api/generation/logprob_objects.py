@@ -1,4 +1,4 @@
-"""Types of log-probabilities in answers."""
+"""Types of the JSON objects that hold log-probabilities in responses."""
 
 from typing_extensions import TypedDict
 
@@ -35,4 +35,5 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""Alternatives of each token of the prompt, by their ids. None for the first token."""
+"""For each token of the prompt: log-probabilities of the token and its alternatives, by token id as a string.
+None for the first token. The format is vLLM's."""

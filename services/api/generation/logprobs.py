@@ -1,4 +1,4 @@
-"""Log-probabilities in the formats of OpenAI's APIs and of vLLM."""
+"""Rendering of log-probabilities in the response formats of OpenAI's APIs and of vLLM."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -16,13 +16,15 @@ from baton.api.text.tokenizer import Tokenizer
 from baton.rooms.request import Token
 
 TokenText = Callable[[int], str]
-"""Makes the text that a token is shown as."""
+"""Function that returns the text by which a response shows the token with a given id."""
 LOGPROB_MIN: Final = -9999.0
-"""Log-probability shown for an impossible token: JSON has no infinity."""
+"""Lowest log-probability in a response. It stands for the minus infinity of an impossible token, which JSON
+cannot hold."""
 
 
 def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer, text: TokenText) -> ChatLogprobs:
-    """Return `logprobs` of a chat choice. `bytes` are for tokens that hold a part of a character."""
+    """Return the field `logprobs` of a chat choice. It has the `bytes` of each token, because a token may
+    hold only a part of a character."""
     content: list[ChosenLogprob] = [
         {
             **_entry(token.id, token.logprob, tokenizer, text),
@@ -36,8 +38,12 @@ def chat_logprobs(tokens: Sequence[Token], tokenizer: Tokenizer, text: TokenText
 def completion_logprobs(
     tokens: Sequence[Token], offsets: Sequence[int], text: TokenText
 ) -> CompletionLogprobs:
-    """Return `logprobs` of a completion choice. `top_logprobs` always has the chosen token, as OpenAI's
-    does. It is null for a token without a log-probability: a prompt's first."""
+    """Return the field `logprobs` of a completion choice. `offsets`: for each token, the number of characters
+    of text before it.
+
+    As in OpenAI's API, `top_logprobs` always includes the chosen token. It is null for the first token of an
+    echoed prompt, which has no log-probability.
+    """
     return {
         "text_offset": list(offsets),
         "tokens": [text(token.id) for token in tokens],
@@ -47,8 +53,9 @@ def completion_logprobs(
 
 
 def _by_text(token: Token, text: TokenText) -> dict[str, float]:
-    """Return log-probabilities by text. Of two tokens with the same text the likelier one counts: else a
-    token that was not the likeliest would look as if it was."""
+    """Return the log-probabilities of a token and its alternatives, by token text. If two tokens have the
+    same text, the higher log-probability is returned. Otherwise a less likely token could appear as the most
+    likely one."""
     shown: dict[str, float] = {}
     for id_, logprob in (*token.top, (token.id, token.logprob or 0.0)):
         name, value = text(id_), max(logprob, LOGPROB_MIN)
@@ -57,8 +64,8 @@ def _by_text(token: Token, text: TokenText) -> dict[str, float]:
 
 
 def token_text(id_: int, tokenizer: Tokenizer, *, by_id: bool = False) -> str:
-    """Return a token as text, or `by_id`. Bytes that form no character are written as `\xf0`, so that two
-    tokens of such bytes stay distinct."""
+    r"""Return the text by which a response shows a token. Bytes that are no whole character are escaped as in
+    `\xf0`, so that different tokens have different texts. With `by_id`, return `token_id:ID`."""
     if by_id:
         return f"token_id:{id_}"
     return tokenizer.token_bytes(id_).decode(errors="backslashreplace")
@@ -77,15 +84,16 @@ def _shown(logprob: float | None) -> float | None:
 
 
 def prompt_tokens(echo: PromptEcho, top: int) -> list[Token]:
-    """Return the prompt's tokens as if they had been drawn, with `top` alternatives each."""
+    """Return the tokens of an echoed prompt in the form of output tokens, with their log-probabilities.
+    `top`: number of alternatives of each token. The first token has no log-probability."""
     scores = zip(echo.prompt[1:], echo.scores, strict=True)
     scored = [Token(token, score.logprob, score.top[:top]) for token, score in scores]
     return [*map(Token, echo.prompt[:1]), *scored]
 
 
 def shown_scores(echo: PromptEcho, top: int, text: TokenText) -> PromptLogprobs:
-    """Return `prompt_logprobs` in vLLM's format: for each token of the prompt, itself and `top`
-    alternatives, by their ids. None for the first token."""
+    """Return the field `prompt_logprobs` in vLLM's format. For each token of the prompt, it has the
+    log-probabilities of the token and of `top` alternatives, by token id. It has None for the first token."""
     shown: PromptLogprobs = [None]
     for token, score in zip(echo.prompt[1:], echo.scores, strict=True):
         entries = {str(token): _score(token, score.logprob, score.rank, text)}

@@ -1,6 +1,7 @@
-"""The prompt as a part of its answers: its text before theirs, and the log-probabilities of its tokens.
+"""Echo of a prompt in its response: its text before the answer, and the log-probabilities of its tokens.
 
-`echo` and `prompt_logprobs`, as in vLLM. The choices of one prompt share its echo.
+Clients ask for it by the fields `echo` and `prompt_logprobs`, as in vLLM. The choices of one prompt share its
+echo.
 """
 
 from collections.abc import Sequence
@@ -11,19 +12,21 @@ from baton.rooms.request import Score
 
 @dataclass(slots=True)
 class PromptEcho:
-    """What the answers to one prompt show of it."""
+    """Text and log-probabilities of one prompt that its response shows."""
 
     prompt: Sequence[int]
     text: str | None = None
-    """Text before an answer's. None: no text is shown."""
+    """Text of the prompt that is put before the answer's text. None: it is not shown."""
     offsets: Sequence[int] = ()
-    """Characters of the text before each token of the prompt."""
+    """For each token of the prompt, the number of characters of the text before it."""
     is_alone: bool = False
-    """Whether nothing of an answer follows."""
+    """Whether the response shows the prompt alone, because the client asked for no output tokens."""
     scores: Sequence[Score] = ()
-    """Scores of the prompt's tokens but the first, once they are known. Empty: they are not scored."""
+    """Log-probabilities of the prompt's tokens, from the second token on. Empty until the first batch of
+    output tokens, and if the client did not ask for them."""
 
     @property
     def entries(self) -> int:
-        """Number of log-probabilities that are shown."""
+        """Number of log-probabilities that the response shows for the prompt: of its tokens and of their
+        alternatives."""
         return len(self.scores) * (1 + len(self.scores[0].top)) if self.scores else 0

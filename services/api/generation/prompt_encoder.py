@@ -1,7 +1,7 @@
-"""Encodes prompts: renders conversations by the chat template and tokenises texts, without blocking other
-requests.
+"""Encoder of prompts: renders chats by the chat template, and tokenises texts in threads if they are long.
 
-A text that cannot fit is refused by its length before it is tokenised, if the tokenizer has a bound.
+A text that cannot fit the context is refused by its length before it is tokenised, if the tokenizer has a
+bound of characters per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,21 +31,24 @@ from baton.api.text.tokenizer_pool import LONG_BYTES, FairThreadPool
 from baton.rooms.plurals import counted
 
 INLINE_CHARS_MAX: Final = 4096
-"""Length up to which texts are tokenised in the event loop, in about 2 ms: a thread costs more."""
+"""Size in bytes up to which texts are tokenised in the event loop. That takes about 2 ms, which is less than
+the cost of a thread."""
 COUNTED_CONTEXTS: Final = 4
-"""Multiple of the context up to which tokens are counted if none of them is to be computed."""
+"""Longest prompt, as a multiple of the context, that is tokenised although it does not fit. Such a prompt is
+only counted, or is truncated afterwards."""
 
 T = TypeVar("T")
 
 
 class PromptEncoder:
-    """Encodes the prompts of one application. Its threads end with the process."""
+    """Encoder of the prompts of one HTTP application into token ids. Its threads end with the process."""
 
     def __init__(
         self, model: Model, backend: Backend, *, takes_templates: bool = False, writes_tools: bool = True
     ) -> None:
-        """`takes_templates`: callers may send a chat template. `writes_tools`: tools are written into the
-        system message if the chat template knows none. Else they are refused."""
+        """Make an encoder with a thread pool of its own. `takes_templates`: clients may send a chat template.
+        `writes_tools`: tools are written into the system message if the chat template supports none.
+        Otherwise such a request is refused."""
         self._tokenizer = model.tokenizer
         self._vocabulary = model.vocabulary
         self._writes_tools = writes_tools
@@ -61,10 +64,10 @@ class PromptEncoder:
         *,
         fit: bool = True,
     ) -> list[int]:
-        """Return the token ids of a conversation, by the chat template.
+        """Return the token ids of a conversation, rendered by the chat template.
 
-        `fit`: refuse what does not fit the context. Else only what is far more is refused. Raises ApiError,
-        Overloaded, ClientGone.
+        `fit`: refuse a prompt that is longer than the context. Otherwise the limit is COUNTED_CONTEXTS times
+        as long. Raises ApiError, Overloaded, ClientGone.
         """
         given = chat_input(body, tools)
         most, own = self._most(fit=fit), body.chat_template
@@ -79,7 +82,7 @@ class PromptEncoder:
             return self._encode(text, "messages", most, add_special_tokens=bool(body.add_special_tokens))
 
         def rendered() -> str | list[int]:
-            """Return the token ids, or the text if it is a long one."""
+            """Return the token ids of the rendered chat, or its text if that is too long for this thread."""
             text = chat.render(
                 given.messages,
                 add_generation_prompt=given.add_generation_prompt,
@@ -91,7 +94,7 @@ class PromptEncoder:
             self._check_length(text, "messages", most)
             return text if _size(text) > LONG_BYTES else ids_of(text)
 
-        # A caller's own template may take any time: it never runs in the event loop.
+        # A chat template that a client sent may run for long, so it never runs in the event loop.
         chars = given.chars if own is None else given.chars + len(own) + INLINE_CHARS_MAX
         try:
             made = await self._run(request, min(chars, LONG_BYTES), rendered)
@@ -109,7 +112,8 @@ class PromptEncoder:
         return made
 
     def _other(self, text: str) -> ChatTemplate:
-        """Return a caller's chat template. Raises ApiError."""
+        """Return the chat template that a client sent with its request. `text`: source of the template.
+        Raises ApiError if the settings do not allow it."""
         if not self._takes_templates:
             why = "'chat_template' is not supported; --trust-request-chat-template takes it."
             raise invalid("chat_template", why, "unsupported_parameter")
@@ -124,7 +128,9 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         fit: bool = True,
     ) -> list[list[int]]:
-        """Return the token ids of each prompt. Token ids stay as they are. Raises as above."""
+        """Return the token ids of each prompt of a completion request. Prompts that are token ids already are
+        returned unchanged. `param`: name of the field that holds them, for errors. `fit`: as in
+        `of_messages`. Raises ApiError, Overloaded, ClientGone."""
         most = self._most(fit=fit)
         params = _params(param, len(prompts))
         texts = [(each, name) for each, name in zip(prompts, params, strict=True) if isinstance(each, str)]
@@ -146,7 +152,8 @@ class PromptEncoder:
         return context if fit else COUNTED_CONTEXTS * context
 
     def _check_length(self, text: str, param: str, most: int) -> None:
-        """Raise ApiError for a text that has too many tokens by its length alone."""
+        """Raise ApiError if a text is so long that it must have more than `most` tokens, before it is
+        tokenised. `param`: name of the field that holds the text."""
         if len(text) > INLINE_CHARS_MAX and (least := self._tokenizer.least_tokens(text)) > most:
             raise self._too_many(param, f"at least {counted(least, 'token')}")
 
@@ -164,9 +171,12 @@ class PromptEncoder:
     async def check_messages(
         self, request: Request, body: Conversation, tools: Sequence[OfferedTool], ids: Sequence[int]
     ) -> None:
-        """Raise ApiError for the first token of a conversation that the model does not have: a tokenizer
-        may have more tokens than its model. The error names the text of the client's that holds the token.
-        If the chat template wrote it, the error is the operator's."""
+        """Raise ApiError for the first token of a conversation that the model's vocabulary does not have.
+
+        A tokenizer may have more tokens than its model. The error names the request field that contains the
+        token. If the chat template wrote the token, the error is a 500, because only the operator can fix it.
+        `ids`: token ids of the rendered conversation.
+        """
         if (id_ := self._foreign(ids)) is None:
             return
         named = [
@@ -184,7 +194,8 @@ class PromptEncoder:
     def check_texts(
         self, prompts: Sequence[str | list[int]], tokens: Sequence[Sequence[int]], param: str
     ) -> None:
-        """Raise ApiError likewise for prompts. Token ids that a client gave are not checked."""
+        """Raise ApiError for the first token of a text prompt that the model's vocabulary does not have.
+        Prompts that a client sent as token ids are not checked here. `tokens`: token ids of each prompt."""
         for prompt, ids, name in zip(prompts, tokens, _params(param, len(prompts)), strict=True):
             if isinstance(prompt, str) and (id_ := self._foreign(ids)) is not None:
                 raise self._not_the_models(name, id_)
@@ -195,8 +206,11 @@ class PromptEncoder:
         return next(each for each in ids if each >= self._vocabulary)
 
     def _first_with(self, texts: Sequence[str], id_: int) -> int | None:
-        """Return the index of the text that holds the token. At a text's edge it may appear only with its
-        neighbour."""
+        """Return the index of the text that contains a token. Return None if no text contains it.
+
+        At the edge of a text, the token may form only together with the neighbouring text. So texts are also
+        searched for the token's spelling.
+        """
         for place, text in enumerate(texts):
             if id_ in self._tokenizer.encode(text, add_special_tokens=False):
                 return place
@@ -211,13 +225,13 @@ class PromptEncoder:
         return invalid(param, f"Invalid value for '{param}': it holds {self._shown(id_)}.")
 
     async def text_of(self, request: Request, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included."""
+        """Return the text of token ids, including the texts of special tokens."""
         return await self._run(
             request, len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=False)
         )
 
     async def spellings_of(self, request: Request, ids: Sequence[int]) -> list[str]:
-        """Return each token as the vocabulary spells it."""
+        """Return the spelling of each token in the tokenizer's vocabulary."""
         return await self._run(request, len(ids), lambda: [self._tokenizer.piece(id_) for id_ in ids])
 
     async def echoes(
@@ -227,8 +241,8 @@ class PromptEncoder:
         prompts: Sequence[Sequence[int]],
         given: Sequence[str | list[int] | None],
     ) -> list[PromptEcho | None]:
-        """Return what the answers to each prompt show of it. `given`: the prompts as they were sent, if not
-        shortened."""
+        """Return the echo of each prompt, or None if the request asks for none. `prompts`: token ids of each
+        prompt. `given`: each prompt as the client sent it, or None if it was truncated."""
         has_text = isinstance(body, CompletionRequest) and body.echo
         return await self._run(
             request,
@@ -240,7 +254,9 @@ class PromptEncoder:
         )
 
     async def _run(self, request: Request, size: int, work: Callable[[], T]) -> T:
-        """Run work in a thread if it is much. `size`: bytes of text, or work of about that amount."""
+        """Return the result of `work`. It runs in a thread if `size` exceeds INLINE_CHARS_MAX, and otherwise
+        at once in the event loop. `size`: bytes of text to process, or an estimate. Raises Overloaded,
+        ClientGone."""
         if size <= INLINE_CHARS_MAX:
             return work()
         with UntilDisconnect(request.scope, request.receive):
@@ -256,13 +272,14 @@ def _params(param: str, count: int) -> list[str]:
 
 
 def _assistant_text(body: ChatRequest) -> str | None:
-    """Return the text of the last message, if it is the assistant's."""
+    """Return the text of the last message if its role is assistant. Otherwise return None."""
     last = body.messages[-1]
     return "".join(last.content or ()) if last.role == "assistant" else None
 
 
 def _template_failed(what: str) -> ApiError:
-    """Return a 500: only the operator can fix the chat template."""
+    """Return the error with HTTP status 500 for a chat template that failed, which only the operator can fix.
+    `what`: description of the failure."""
     return ApiError(
         500,
         f"{what[:1].upper()}{what[1:]}. Whoever serves the model has to mend it; until then there is"
@@ -275,7 +292,8 @@ def _template_failed(what: str) -> ApiError:
 def echo_of(
     body: GenerationRequest, prompt: Sequence[int], given: str | list[int] | None, tokenizer: Tokenizer
 ) -> PromptEcho | None:
-    """Return what answers show of a prompt, or None. `given`: the prompt as it was sent, if not shortened."""
+    """Return the echo that the response shows of a prompt, or None if the request asks for none. `prompt`:
+    its token ids. `given`: the prompt as the client sent it, or None if it was truncated."""
     if isinstance(body, ChatRequest):
         text = _assistant_text(body) if body.echo else None
         return None if text is None and body.prompt_logprobs is None else PromptEcho(prompt, text)

@@ -1,4 +1,4 @@
-"""The interface between an answer and the format of the API that it is rendered in."""
+"""Interface by which an answer is rendered in the response format of one API."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason, Token
 
 Chunk = Mapping[str, Any]
-"""Data of one event: one of the API's own types."""
+"""JSON object that one event of a streamed response carries, in the format of one API."""
 
 
 class AnswerHead(TypedDict):
@@ -37,16 +37,16 @@ class UsageSoFar(TypedDict):
 
 @dataclass(slots=True)
 class Collected:
-    """A whole choice, for a reply that is not streamed."""
+    """All deltas of one choice, collected for a reply that is not streamed."""
 
     choice: ChoiceAssembler
     deltas: list[Delta] = field(default_factory=list)
     shown_logprobs: list[Mapping[str, Any] | None] = field(default_factory=list)
-    """Log-probabilities of each delta, as the API shows them."""
+    """Log-probabilities of each delta in the API's format. None for a delta without any."""
 
     @property
     def parts(self) -> list[AnswerPart] | None:
-        """Parts of the text. None: it is not parsed."""
+        """The choice's text split into content, reasoning and tool calls. None: the text is not parsed."""
         parsed = [delta.parts for delta in self.deltas if delta.parts is not None]
         return [part for parts in parsed for part in parts] if parsed else None
 
@@ -60,7 +60,8 @@ class Collected:
 
     @property
     def logprobs(self) -> Any:
-        """Log-probabilities of all tokens: each of their lists continues the one of the delta before."""
+        """Log-probabilities of all tokens of the choice, in the API's format. The lists of all deltas are
+        joined, field by field. None: no delta has any."""
         known = [each for each in self.shown_logprobs if each is not None]
         if not known:
             return None
@@ -77,7 +78,7 @@ class Collected:
 
     @property
     def content(self) -> str:
-        """The text without reasoning and calls."""
+        """Text of the choice, without its reasoning and tool calls."""
         parts = self.parts
         if parts is None:
             return self.text
@@ -96,52 +97,56 @@ class Collected:
 
 
 def usage_of_chunk(meaning: Meaning, choice: ChoiceAssembler, tokens: int) -> UsageSoFar:
-    """Return what a chunk of `choice` shows of the usage, after `tokens` of its output. How much of the
-    prompt was cached is shown at the end."""
+    """Return the `usage` field of a chunk of one choice, or no field if the request asks for no usage. It is
+    null if the request wants usage only at the end of the stream.
+
+    `tokens`: number of output tokens of the choice so far. Cached prompt tokens are reported only at the end.
+    """
     if not meaning.usage_at_end:
         return {}
     return {"usage": counted(len(choice.request.prompt), tokens) if meaning.usage_so_far else None}
 
 
 class Rendering(Protocol):
-    """One reply in the format of one API. Every method returns JSON-ready data, typed as the
-    API's document describes it. Its state is what a stream
-    has shown so far."""
+    """Renderer of one reply in the response format of one API. Its methods return objects that can be written
+    as JSON. It remembers how far a streamed reply has been rendered."""
 
     framing: Framing
     shows_logprobs: bool
-    """Whether the caller asked for log-probabilities of the output."""
+    """Whether the client asked for log-probabilities of the output tokens."""
 
     @property
     def text_alone(self) -> bool:
-        """Whether the chunks of an unfinished delta show only its text, and none without text. It stays
-        true for a choice until one of its deltas has something else."""
+        """Whether chunks that differ only in their text may be sent for deltas that contain only content and
+        do not end the choice. A delta without text needs no chunk then. Once true, it stays true for a choice
+        until another kind of delta is rendered."""
 
     def opening(self, choice: ChoiceAssembler) -> Sequence[Chunk]:
-        """Return the chunks before a choice's first delta."""
+        """Return the chunks that are sent before the first delta of a choice."""
 
     def logprobs(self, delta: Delta) -> Mapping[str, Any] | None:
-        """Return a delta's log-probabilities, if the caller asked for them."""
+        """Return the log-probabilities of a delta in the API's format, or None if the client did not ask for
+        them."""
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Sequence[Chunk]:
-        """Return a delta's chunks; none if it has nothing to show yet."""
+        """Return the chunks that show a delta of a choice. Empty if the delta has nothing to show yet."""
 
     def closing(self, usage: Usage) -> Sequence[Chunk]:
-        """Return the chunks after the last choice has finished."""
+        """Return the chunks that are sent after the last choice has finished, such as one with the usage."""
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
-        """Return the chunks that end a stream which breaks off."""
+        """Return the chunks that report an error and end a stream before its answer is complete."""
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> Mapping[str, Any]:
-        """Return the reply that is not streamed."""
+        """Return the whole reply, as one JSON object that is not streamed. `parts`: the choices to return."""
 
 
 def best_of(drawn: Sequence[Collected], count: int) -> list[Collected]:
-    """Return the `count` best choices, the best first. Of two that are equally good, the earlier one comes
-    first.
+    """Return the `count` best choices of one prompt, beginning with the best. Equally good choices stay in
+    their order.
 
-    The best are those with the highest mean log-probability over all their tokens, which is OpenAI's rule.
-    Longer answers are not worse for it.
+    The best choice has the highest mean log-probability per token, which is OpenAI's rule. The mean does not
+    favour short answers.
     """
     return sorted(drawn, key=_mean_logprob, reverse=True)[:count]
 

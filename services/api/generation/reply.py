@@ -1,8 +1,8 @@
-"""Replies to a request: one JSON object, or a stream of events.
+"""Replies to a generation request: one JSON object, or a stream of server-sent events.
 
-Before the first byte every failure is an exception and becomes an error status. After it the status is
-spent: the failure is the last event, and the stream does not end like a complete one. The first byte leaves
-with the first token, or when nothing was sent for a while.
+An error before the first byte of the reply becomes an HTTP error status. After the first byte the status is
+sent already. Then the last event reports the error, and the end mark of a complete stream is left out. The
+first byte is sent with the first token, or as a keep-alive when nothing was sent for a while.
 """
 
 import asyncio
@@ -27,12 +27,13 @@ from baton.api.http.metrics import HttpMetrics
 T = TypeVar("T")
 
 INLINE_LOGPROBS_MAX: Final = 4096
-"""Log-probabilities that are rendered in the event loop, which takes some milliseconds."""
+"""Most log-probabilities that are rendered at once in the event loop. That takes some milliseconds. More are
+rendered in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingAnswer:
-    """An admitted request that is about to be answered."""
+    """An admitted request with everything that is needed to generate its answer."""
 
     backend: Backend
     choices: Sequence[ChoiceAssembler]
@@ -41,10 +42,11 @@ class PendingAnswer:
     exchange: HttpExchange
     transcript: Transcript | None = None
     best: int | None = None
-    """Number of each prompt's best choices that are returned. None: all."""
+    """Number of choices that are returned for each prompt, the best ones. None: all choices are returned."""
 
     async def answer(self, emit: Emit) -> Usage:
-        """Run every choice to its end, and note in the exchange and the metrics what came of it."""
+        """Generate every choice to its end, and return the token usage. Token counts and finish reasons are
+        recorded in the HTTP exchange, for its log line, and in the metrics, also after an error."""
         exchange = self.exchange
         recorded = emit if self.transcript is None else self.transcript.recording(emit)
         try:
@@ -71,15 +73,16 @@ class PendingAnswer:
 
 
 async def render(work: Callable[[], T], entries: int) -> T:
-    """Return what `work` renders. `entries`: its log-probabilities. Many are rendered in a thread, else all
-    other requests would wait."""
+    """Return the result of `work`, which renders a part of a response. `entries`: number of log-probabilities
+    that it renders. More than INLINE_LOGPROBS_MAX are rendered in a thread, so that other requests do not
+    wait."""
     if entries <= INLINE_LOGPROBS_MAX:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class WholeReply(Response):
-    """One JSON object, once the answer is complete."""
+    """HTTP response with the whole answer as one JSON object, sent when the answer is complete."""
 
     def __init__(self, answering: PendingAnswer) -> None:
         super().__init__()
@@ -118,7 +121,8 @@ class WholeReply(Response):
 
 
 class StreamedReply(Response):
-    """Server-sent events. Errors are raised, and become a status or the last event (`middleware.py`)."""
+    """HTTP response that streams the answer as server-sent events. Its errors become an HTTP status or the
+    stream's last event, in `middleware.py`."""
 
     def __init__(self, answering: PendingAnswer) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Prompts and answers in the log, only with `--log-prompts`."""
+"""Log lines with the texts of prompts and answers. They are written only with `--log-prompts`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,8 @@ log = Log(__name__)
 
 
 class Transcript:
-    """The beginnings of one request's prompts and answers, as long as a field of the log may be."""
+    """Logger of the texts of one request's prompts and answers. Only the beginning of a long text is logged,
+    as much as a field of the log may hold."""
 
     def __init__(
         self, choices: Sequence[ChoiceAssembler], tokenizer: Tokenizer, names: Mapping[str, str]
@@ -19,13 +20,13 @@ class Transcript:
         self._names = names
         self._answers = {choice.index: "" for choice in choices}
         for choice in (own[0] for own in by_request(choices)):
-            # A token is at least a character, but for those that are part of one.
+            # A token has at least one character, or a part of one, which takes 4 tokens at most.
             shown = choice.request.prompt[: 4 * VALUE_CHARS_MAX]
             prompt = tokenizer.decode(shown, skip_special_tokens=False)
             log.info("prompt", **names, choice=choice.index, prompt=prompt)
 
     def recording(self, emit: Emit) -> Emit:
-        """Return `emit`, which also records the answer."""
+        """Return `emit` wrapped so that it also records the beginning of each choice's text, for `write`."""
 
         async def record(choice: ChoiceAssembler, delta: Delta) -> None:
             answer = self._answers[choice.index]
