@@ -6,34 +6,52 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+TICK_S: Final = 0.01
 CHUNK_BYTES: Final = 65_536
 
 
 @dataclass
 class CuttingProxy:
+    """The proxy counts turns of the event loop that it shares with its server.
+
+    A busy machine makes these turns longer, for the server's timers as for the proxy.
+    """
+
     server_port: int
-    idle_s: float
+    idle_ticks: int
+    """Turns of at least TICK_S seconds after which a silent connection is cut."""
     port: int = 0
     cuts: int = 0
     aged: int = 0
     """Connections that were opened so long ago that a silent one has been cut."""
 
-    def _age(self) -> None:
+    async def _age(self) -> None:
+        for _ in range(self.idle_ticks + self.idle_ticks // 2):
+            await asyncio.sleep(TICK_S)
         self.aged += 1
+
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        """Return the server's next bytes. Raises TimeoutError after `idle_ticks` turns without any."""
+        reading = asyncio.create_task(reader.read(CHUNK_BYTES))
+        for _ in range(self.idle_ticks):
+            if (await asyncio.wait({reading}, timeout=TICK_S))[0]:
+                return reading.result()
+        reading.cancel()
+        raise TimeoutError
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server_port)
-        asyncio.get_running_loop().call_later(1.5 * self.idle_s, self._age)
-        sending = asyncio.create_task(_copy(reader, to_server))
+        tasks = [asyncio.create_task(self._age()), asyncio.create_task(_copy(reader, to_server))]
         try:
-            while chunk := await asyncio.wait_for(from_server.read(CHUNK_BYTES), self.idle_s):
+            while chunk := await self._read(from_server):
                 writer.write(chunk)
         except TimeoutError:
             self.cuts += 1
         finally:
-            sending.cancel()
+            tasks[1].cancel()
             writer.close()
             to_server.close()
+        await tasks[0]
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,8 +60,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def cutting_proxy(server_port: int, idle_s: float) -> AsyncIterator[CuttingProxy]:
-    proxy = CuttingProxy(server_port, idle_s)
+async def cutting_proxy(server_port: int, idle_ticks: int) -> AsyncIterator[CuttingProxy]:
+    proxy = CuttingProxy(server_port, idle_ticks)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:

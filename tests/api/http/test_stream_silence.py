@@ -27,7 +27,7 @@ from tests.api.cutting_proxy import cutting_proxy
 from tests.api.scripted import ScriptedBackend, Step, Stream, batch, saying
 
 SILENCE_S: Final = 0.05
-CUT_S: Final = 1.5
+CUT_TICKS: Final = 150
 PATIENCE_S: Final = 30.0
 LIMITS: Final = Limits(context_tokens=8192, prompt_tokens=8000, sequence_tokens=8192)
 HELLO: Final[list[Any]] = [{"role": "user", "content": "Say hello"}]
@@ -210,7 +210,7 @@ async def _passes(
     """
     async with (
         serving(backend, silence_s) as port,
-        cutting_proxy(port, CUT_S) as proxy,
+        cutting_proxy(port, CUT_TICKS) as proxy,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{proxy.port}", timeout=PATIENCE_S) as client,
     ):
         streams = [asyncio.create_task(_ends_whole(client, route)) for route in ROUTES]
