@@ -22,7 +22,7 @@ HEADERS_MAX: Final = 256
 HEAD_S: Final = 20.0
 STALLED_S: Final = 60.0
 UNREAD_BYTES_MAX: Final = 64 * 1024
-"""Unsent bytes from which on the application waits for the client. Over TLS uvloop would take half a
+"""Most unsent bytes before the application has to wait for the client. Over TLS uvloop would buffer half a
 megabyte."""
 READ_BYTES_MIN: Final = 4096
 """Number of bytes that a client has to read within `stalled_s`, or else its connection is stalled."""

@@ -25,7 +25,7 @@ AT_ONCE: Final = 64
 """Most connections that are accepted in a row before other events of the loop get their turn."""
 HANDSHAKE_S: Final = 20.0
 PAUSE_S: Final = 0.1
-"""Pause in accepting connections if there is no file descriptor even to accept and close one, seconds."""
+"""Pause before accepting again, if not even one connection could be accepted and closed, seconds."""
 NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 

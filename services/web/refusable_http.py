@@ -107,11 +107,11 @@ class RefusableHttp(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _last_transport(self) -> asyncio.Transport:
-        """Return a transport for an answer after which the connection may end although its client sends."""
+        """Return a transport whose closing gives a client that is still sending time to read the answer."""
         return cast(asyncio.Transport, _LingeringTransport(self.transport, self._end_after_answer))
 
     def _end_after_answer(self) -> None:
-        """Close the connection after an answer, at once or after a client that still sends could read it."""
+        """Close the connection after an answer. A client that is still sending gets time to read it."""
         if self.is_refused or (self._body_open and not self.pipeline):
             self._linger()
         else:

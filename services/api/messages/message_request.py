@@ -273,7 +273,7 @@ class ToolParam(Shape):
 class ToolChoice(Shape):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    """Name of the tool, if the type is `tool`."""
+    """Name of the tool that has to be called, if the choice's type is `tool`."""
     disable_parallel_tool_use: bool = False
 
 

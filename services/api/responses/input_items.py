@@ -12,7 +12,7 @@ from baton.api.requests.schemas import Message, Shape, read_message, reasoning_o
 ROLES: Final = ("user", "assistant", "system", "developer")
 PARTS_MAX: Final = 8192
 NO_CALL: Final = "none"
-"""Call id of a tool result that comes without one."""
+"""Call id that a tool result gets if it comes without one."""
 
 
 def texts_of(value: Any) -> Any:

@@ -45,7 +45,7 @@ class ResponsesRendering:
 
     framing = NAMED
     text_alone = False
-    """Whether a delta of text gives events with nothing but the text. It does not, because each event has its
+    """Whether a delta of plain text may be sent without other fields. False here, because each event has its
     own number."""
 
     def __init__(
@@ -71,7 +71,8 @@ class ResponsesRendering:
         self._token_text = partial(token_text, tokenizer=model.tokenizer)
         self.shows_logprobs = logprobs
         self._waiting: list[ChosenLogprob] = []
-        """Log-probabilities of tokens whose text is not certain yet."""
+        """Log-probabilities of tokens that have given no text yet, and are shown with the text that follows.
+        """
         self._apart = False
         """Whether the last part of the answer was reasoning or a tool call."""
         self._finish: FinishReason | None = None

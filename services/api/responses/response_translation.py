@@ -95,7 +95,7 @@ def _why_not(kept: ResponseStore) -> str:
 
 
 def _read(item: Mapping[str, Any]) -> CompleteItem:
-    """Return the validated form of an item that was received or generated before. Raises ApiError."""
+    """Return a stored item of a conversation after validation. Raises ApiError."""
     try:
         return TOLD.validate_python(item)
     except ValidationError as error:

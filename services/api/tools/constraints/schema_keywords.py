@@ -49,7 +49,7 @@ DESCRIPTIVE: Final[Mapping[str, frozenset[str]]] = {
 }
 """Schema keywords from which a missing `type` is inferred, by the inferred type."""
 TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
-"""Schema keywords beside which no missing `type` is inferred, because they already determine the values."""
+"""Schema keywords that already determine the values. If one is present, no missing `type` is inferred."""
 IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "contains"}
 )

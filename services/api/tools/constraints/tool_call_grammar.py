@@ -117,7 +117,7 @@ def answer_grammar(
     tools: Sequence[ConstrainedTool],
     content: Grammar | None,
 ) -> Grammar | None:
-    """Return the grammar of a whole answer: free reasoning, then calls to `tools`, or text by `content`.
+    """Return the grammar of a whole answer: free reasoning, then calls to `tools` or the grammar `content`.
 
     `state`: state of the reasoning at the end of the prompt. Returns None if nothing is constrained. Raises
     ApiError if tool calls in the model's format cannot be constrained.

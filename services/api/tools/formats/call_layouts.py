@@ -47,7 +47,7 @@ class ArgumentLayout:
     after: tuple[str, ...] = ()
     """Marks and texts after the last argument of a tool call."""
     text: tuple[str, str] | None = None
-    """Marks before and after an argument of type string. None if such an argument is a JSON string."""
+    """Marks before and after an argument of type string, in place of quotes. None if it is a JSON string."""
     quotes: bool = True
     """Whether an argument of type string may also be written as a JSON string."""
     list_end: str = ""

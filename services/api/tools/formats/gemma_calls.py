@@ -38,7 +38,7 @@ DEPTH_MAX: Final = 64
 UNQUOTED_MAX: Final = 8
 """Most tool calls in a row whose last string lacks its closing quote."""
 UNQUOTED_CHARS_MAX: Final = 2**14
-"""Most characters of an answer in which tool calls without a closing quote are searched."""
+"""Longest text of an answer, in characters, in which tool calls without a closing quote are looked for."""
 
 
 class _GemmaReader:

@@ -55,7 +55,7 @@ class OpenRegion:
     could_end: bool = field(default=False, init=False)
     """Whether a closing mark was found, which may be part of an argument of the tool call."""
     next_attempt: int = field(default=0, init=False)
-    """Number of characters of the body from which on parsing its tool calls is tried again."""
+    """Size of the region's body, in characters, at which parsing its tool calls is tried again."""
     size: int = field(default=0, init=False)
     """Number of characters of the region's body. Counted only if the syntax parses ahead."""
 

@@ -69,7 +69,7 @@ def _no_calls(_: str, body: str, __: ToolSchemas) -> Sequence[CompleteToolCall]:
 
 @dataclass(frozen=True, slots=True)
 class TextRegion:
-    """Description of a region in a format's answers: its kind, its marks and the parser of its tool calls."""
+    """Kind of region in the answers of a format, with its marks and the parser of its tool calls."""
 
     kind: RegionKind
     opens: tuple[str, ...]
@@ -107,7 +107,7 @@ class Previous(Enum):
 
 
 class SectionMark(NamedTuple):
-    """Mark around all tool calls or all content of an answer. It is dropped there, and content elsewhere."""
+    """Mark around all tool calls or all content of an answer. It is dropped there. Elsewhere it is text."""
 
     text: str
     after: frozenset[Previous] = frozenset()

@@ -59,7 +59,7 @@ class PartWriter:
 
     @property
     def is_in_sentence(self) -> bool:
-        """Whether a word that comes next continues a line of content, or is quoted in it."""
+        """Whether text that comes next continues a line of content or a quotation in it."""
         is_word = bool(self._gap) and "\n" not in self._gap
         return self.previous is Previous.CONTENT and (is_word or self._last in QUOTES)
 

@@ -42,7 +42,7 @@ class UnreadText:
         self._pieces += _pieces(text[PIECE_CHARS:])
 
     def take(self, count: int) -> str:
-        """Remove `count` characters from the head and return them."""
+        """Remove `count` characters from the head of the unparsed text and return them."""
         taken, self.head = self.head[:count], self.head[count:]
         return taken
 
