@@ -65,7 +65,7 @@ class AttentionSpan:
     def hidden(self, positions: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """Return a boolean mask [positions, end - begin] of the keys in [begin, end) that the span hides.
 
-        A key is true if it lies before the first one that its query position may attend to.
+        It is true for keys before the first one that the query position may attend to.
         """
         return torch.arange(begin, end, device=positions.device) < self.first(positions)[:, None]
 

@@ -35,14 +35,17 @@ from baton.runtime.model_options import POSITIONS_MAX
 from baton.sampling.draft_rows import split_drafts
 
 STRIP: Final = 32
-"""Numbers that the compiled step processes at once. Hidden size and head size are multiples of it."""
+"""Numbers that the compiled step processes at once. It requires hidden and head sizes that are multiples of
+it."""
 HEAD_STRIPS: Final = 8
 """Most strips of STRIP numbers that an attention head may have."""
 HALF: Final = 16
-"""Most feed-forward gates that the compiled step computes together. The feed-forward width is a multiple of
-it."""
+"""Most feed-forward gates that the compiled step computes together.
+
+It requires a feed-forward width that is a multiple of it.
+"""
 SIDE: Final = 4
-"""Number of which the tokens of a page must be a multiple for the compiled step."""
+"""The compiled step requires that the number of tokens in a page is a multiple of this number."""
 GROUP_MIN: Final = min(GROUPS)
 ROWS_A_LOOK: Final = 1024
 """Rows of a weight that are checked at once for exactness in bfloat16, so that it is not copied as a

@@ -54,11 +54,11 @@ class Header:
         self.architecture = str(self._field("general.architecture"))
 
     def setting(self, key: str) -> Any:
-        """Return the value of the architecture's setting `key`, or None if the file lacks it."""
+        """Return the GGUF file's value of the architecture's setting `key`, or None if the file lacks it."""
         return self._field(f"{self.architecture}.{key}")
 
     def of_tokenizer(self, key: str) -> Any:
-        """Return the value of the tokenizer's setting `key`, or None if the file lacks it."""
+        """Return the GGUF file's value of the tokenizer's setting `key`, or None if the file lacks it."""
         return self._field(f"tokenizer.ggml.{key}")
 
     @property
@@ -69,18 +69,19 @@ class Header:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Number of elements of each tensor, by tensor name."""
+        """Number of elements of each tensor in the GGUF file, by tensor name."""
         return {each.name: int(each.n_elements) for each in self._file.tensors}
 
     @property
     def scaled(self) -> bool:
-        """Whether the file has factors of rotary frequencies that are not all 1."""
+        """Whether the GGUF file has factors of rotary frequencies that are not all 1."""
         tensors = (each for each in self._file.tensors if each.name.startswith(FREQUENCIES))
         return any(number != 1 for each in tensors for number in each.data.flatten().tolist())
 
     @property
     def narrow(self) -> bool:
-        """Whether every number of every tensor is exact in bfloat16. Reads one tensor at a time."""
+        """Whether every number of every tensor in the GGUF file is exact in bfloat16. Reads one tensor at a
+        time."""
         return all(_is_narrow(each) for each in self._file.tensors)
 
     @cached_property
@@ -107,7 +108,7 @@ def _is_narrow(tensor: ReaderTensor) -> bool:
 
 
 def lost_settings(header: Header, config: Any) -> list[str]:
-    """Return descriptions of the file's settings that the transformers configuration lacks: keys and
+    """Return descriptions of the GGUF file's settings that the transformers configuration lacks: keys and
     values."""
     return [
         *_lost_scaling(header, config),
@@ -142,7 +143,8 @@ def _base(header: Header) -> float:
 
 
 def _local_base(header: Header) -> float | None:
-    """Return the rotary base of layers with a sliding window, or None if the file has no separate one."""
+    """Return the rotary base of layers with a sliding window, or None if the GGUF file has no separate
+    one."""
     return next((float(found) for key in LOCAL_BASES if (found := header.setting(key))), None)
 
 
@@ -252,7 +254,7 @@ def lost_of_tokenizer(header: Header, version: str = LIBRARY) -> list[str]:
 
 
 def lost_weights(header: Header, model: Any) -> list[str]:
-    """Return names of weights in the file for which the transformers `model` has no parameter.
+    """Return names of weights in the GGUF file for which the transformers `model` has no parameter.
 
     Empty if it can hold all.
     """

@@ -88,7 +88,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
 
 
 def read_weights(source: Path, header: "Header", config: Any) -> Any:
-    """Return the transformers model with the dequantized weights of the file, ready to be saved.
+    """Return the transformers model with the dequantized weights of the GGUF file, ready to be saved.
 
     Raises ConversionRefused if a weight is missing, has another shape, or does not belong to the model.
     """

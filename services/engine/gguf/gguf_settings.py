@@ -67,7 +67,8 @@ class Rule:
     """Function that computes the setting's value from a transformers configuration, used instead of
     `names`."""
     written: bool = False
-    """Whether the file's value is written into the first declared attribute of `names`."""
+    """Whether the GGUF file's value is written into the first attribute of `names` that the configuration
+    declares."""
 
     def agrees(self, value: Any, config: Any) -> bool:
         """Return whether the model that `config` describes is computed with the GGUF file's `value`."""
@@ -100,7 +101,7 @@ def write_settings(header: Settings, config: Any) -> None:
 
 
 def unread_settings(header: Settings, config: Any) -> list[str]:
-    """Return descriptions of the file's settings that the transformers `config` does not have: keys and
+    """Return descriptions of the GGUF file's settings that the transformers `config` lacks: keys and
     values."""
     return [
         shown(header, key)
@@ -110,7 +111,7 @@ def unread_settings(header: Settings, config: Any) -> list[str]:
 
 
 def shown(header: Settings, key: str) -> str:
-    """Return a key of the file with its value as error messages show them."""
+    """Return a key of the GGUF file with its value, as error messages show them."""
     value = header.settings.get(key)
     text = f"{value:g}" if isinstance(value, float) else str(value)
     short = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

@@ -341,7 +341,8 @@ def _common_plan(text: Any, plan_entries: Mapping[str, str], head_dim: int) -> d
 
 
 def _parts(part: nn.Module, head_dim: int) -> set[str]:
-    """Return the names of the child modules of `part` with weights, without norms over a head."""
+    """Return the names of the child modules of `part` that have weights other than those of norms over one
+    head."""
     paths = (path for path, weight in part.named_parameters() if weight.shape != (head_dim,))
     return {path.partition(".")[0] for path in paths}
 

@@ -246,7 +246,7 @@ class ConvertedParameter:
 
 
 Parts = dict[str, list[Source]]
-"""Sources made so far in a conversion, by name pattern of the converter."""
+"""Sources made so far in a conversion of weights, by the name patterns of transformers' converter."""
 
 
 def sources_of(module: Any, weights: Weights) -> dict[str, Source]:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import torch
 
 STRIP: Final = 2**22
-"""Numbers of a weight that are computed at once, unless rows that belong together have more."""
+"""Most numbers of a weight that are dequantized at once, unless rows that belong together have more."""
 
 
 class PartsMismatch(Exception):

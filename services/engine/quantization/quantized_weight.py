@@ -24,7 +24,7 @@ ROWS_A_TIME: Final = 1024
 
 
 class NotQuantizable(Exception):
-    """A weight cannot be represented by codes. The text gives the reason."""
+    """A weight cannot be represented by quantized codes. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
