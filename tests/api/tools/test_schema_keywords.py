@@ -216,6 +216,22 @@ def test_rewritten_keywords_mean_the_same(given: Any) -> None:
         judge.validate(json.loads(text_of(output)))
 
 
+def test_a_new_definition_takes_the_name_of_no_other() -> None:
+    """Two properties are referred to, and the first free name of each is one of the request's own."""
+    given = {
+        "$defs": {"schema_0": {"type": "null"}, "schema_2": {"type": "null"}},
+        "properties": {
+            "a": {"type": "integer"},
+            "b": {"type": "boolean"},
+            "c": {"$ref": "#/properties/a"},
+            "d": {"$ref": "#/properties/b"},
+        },
+    }
+    made, judge = rewritten(given), Draft202012Validator
+    for value, fits in (({"c": 1, "d": True}, True), ({"c": True}, False), ({"d": 1}, False)):
+        assert judge(made).is_valid(value) == judge(given).is_valid(value) == fits
+
+
 @pytest.mark.parametrize(
     "name", ["a b", "Page<User>", "Page«User»", "Größe", 'q"', "a[0]{|}^`\\", "a#b", "a%b", "~/"]
 )

@@ -192,9 +192,9 @@ class _Document:
         return _reference_to(name)
 
     def _free_name(self) -> str:
-        """Return a name that no definition of the document has."""
-        number = len(self._moved)
-        while f"schema_{number}" in self._root.get("$defs", {}):
+        """Return a name that neither the request's nor a new definition has."""
+        number, used = len(self._moved), {*self._root.get("$defs", {}), *self._moved.values()}
+        while f"schema_{number}" in used:
             number += 1
         return f"schema_{number}"
 
