@@ -1,11 +1,11 @@
 """Choice of the sequences in the next decode step.
 
-Running sequences keep running. Those of admitted rooms join while there is space, in the order of their
-rooms and of the choices in a room. The choice is pure: equal tables give the same step on every rank.
+Running sequences keep running. Those of admitted rooms join while there is space, in the order of their rooms
+and of the choices in a room. The choice is pure: equal tables give the same step on every rank.
 
-A further choice of a room begins with a row of up to a page of tokens, where others have one token. As many
-of them begin in one step as keep its tokens within those of a full batch, and at least one. So the
-sequences beside them wait for no longer step than that.
+A further choice (n > 1) of a room begins with a row of up to a page of tokens, where other rows have one
+token. As many of them begin in one step as keep its tokens within those of a full batch, and at least one. So
+such a step is not much longer for the other sequences.
 """
 
 from collections.abc import Iterable
@@ -15,36 +15,37 @@ from baton.decode.decode_room import Choice, DecodeRoom
 
 
 class ChoiceStep(NamedTuple):
-    """Part of a decode step: one choice of a room."""
+    """Part of a decode step: the row of one choice of a room."""
 
     room: DecodeRoom
     choice: Choice
 
     @property
     def positions(self) -> int:
-        """Number of positions that its row computes, without drafts."""
+        """Number of positions that the row computes, without drafts."""
         return self.choice.sequence.length - self.room.filled[self.choice.place]
 
     @property
     def has_pages(self) -> bool:
-        """Whether it has pages for all positions of its row."""
+        """Whether the choice has pages for all positions of its row."""
         return self.choice.sequence.length <= self.room.covered[self.choice.place]
 
 
 def unfinished(rooms: Iterable[DecodeRoom]) -> list[ChoiceStep]:
-    """Return the unfinished choices of admitted rooms, in the order of `rooms` and of each room's choices."""
+    """Return the unfinished choices of decoding rooms, in the order of `rooms` and of each room's choices."""
     return [
         ChoiceStep(room, room.choices[place]) for room in rooms if room.runs for place in room.ends.going_on
     ]
 
 
 def how_many(rooms: Iterable[DecodeRoom]) -> int:
-    """Return the number of unfinished sequences."""
+    """Return the number of unfinished sequences in decoding rooms."""
     return sum(len(room.ends.going_on) for room in rooms if room.runs)
 
 
 def next_batch(rooms: Iterable[DecodeRoom], max_running: int) -> list[ChoiceStep]:
-    """Return the choices of the next step. `rooms`: all rooms, oldest first."""
+    """Return the choices of the next decode step. `rooms`: all rooms, oldest first. `max_running`: most
+    sequences."""
     running = unfinished(rooms)[:max_running]
     tokens = sum(not each.choice.forks for each in running)
     batch: list[ChoiceStep] = []

@@ -1,4 +1,4 @@
-"""Commands that only a decode worker has: what each changes on a rank."""
+"""Handlers of the commands that only a decode worker has. Every rank applies the same commands."""
 
 from typing import Any
 

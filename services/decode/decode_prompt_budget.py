@@ -1,4 +1,4 @@
-"""Prompt tokens that a decode worker leaves to the prefill side whose steps run on the same thread."""
+"""Limit on the prompt tokens of prefill steps that share a thread with a decode worker's steps."""
 
 from baton.decode.decode_room import DecodeRoom
 from baton.rooms.roster import Roster
@@ -6,7 +6,8 @@ from baton.rooms.steps.local_prefill import PromptTiming
 
 
 class DecodePromptBudget:
-    """Limit set by a decode worker of one rank. It is a `baton.worker.prompt_budget.PromptBudget`."""
+    """Limit that the decode side of a process sets on the prefill steps of the same thread. It implements
+    `baton.worker.prompt_budget.PromptBudget`."""
 
     def __init__(self, roster: Roster[DecodeRoom], pace: PromptTiming) -> None:
         self._roster = roster
@@ -17,5 +18,6 @@ class DecodePromptBudget:
         return max(min(most, self._pace.tokens_within(self._pace.gap_ms)), 1) if holds_up else most
 
     def stepped(self, tokens: int, ms: float) -> None:
-        """Note the time of a prefill step: it also shows how fast prompts are computed here."""
+        """Record the duration of a prefill step in `ms` milliseconds. It also shows how fast prompts are
+        computed here."""
         self._pace.stepped(tokens, 0, ms)

@@ -1,4 +1,4 @@
-"""Record of a room on a decode worker, with the fields of its driver."""
+"""Record of a room on a decode worker, with fields for the engine, the sender and the caller."""
 
 from collections import abc
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from baton.worker.called_room import CalledRoom
 
 
 def replies_max(request: inference_pb2.InferenceRequest) -> int:
-    """Return the most messages of a room's stream: one for each token of each choice, `accepted` and the
-    outcome."""
+    """Return the most messages in a room's reply stream: one for each token of each choice, `accepted` and
+    the outcome."""
     return max(request.max_tokens - len(request.output), 0) * (1 + len(request.further_seeds)) + 2
 
 
@@ -24,13 +24,15 @@ class Choice:
     """Index among the room's choices."""
     sequence: Sequence
     drafter: Drafter | None = None
-    """Drafter of the sequence. None until drafts are possible."""
+    """Maker of draft tokens for the sequence. None until the first step with drafts, or if the request wants
+    none."""
     checking: int = 0
-    """Number of drafts in its last row."""
+    """Number of draft tokens in the last row of this choice."""
 
     @property
     def forks(self) -> bool:
-        """Whether no token was sampled for it here, so that its next row computes what its own pages lack."""
+        """Whether this is a further choice that has sampled no token yet. Its next row computes all positions
+        that its own pages lack."""
         return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
 
 
@@ -40,15 +42,17 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
 
     prefill: rooms_pb2.Peer = field(default_factory=rooms_pb2.Peer, init=False)
     prefill_by_ms: int | None = field(default=None, init=False)
-    """Time in milliseconds of this rank's clock at which prefill is expected to have the first token. None
-    if the router gave no estimate."""
+    """Time, in milliseconds of this rank's clock, at which the prefill worker is expected to have the first
+    token. None if the router gave no estimate."""
     prefill_own_ms: int = field(default=0, init=False)
-    """Milliseconds that prefill needs for this prompt alone."""
+    """Milliseconds that the prefill worker needs for this prompt alone, as the router estimates."""
     look_again_ms: int = field(default=0, init=False)
-    """Time in milliseconds at which the leader next considers to compute the prompt here."""
+    """Time in milliseconds at which the leader next considers computing this room's prompt on the decode
+    worker."""
     choices: tuple[Choice, ...] = field(init=False)
     landed: PageSum | None = field(default=None, init=False)
-    """Sum of the landed pages, set once the seal was seen. Used with `--kv-checksum pages`."""
+    """Sum over the contents of the landed pages, as far as it is computed. None before the seal was seen, and
+    without `--kv-checksum pages`."""
 
     def __post_init__(self) -> None:
         ReceivingRoom.__post_init__(self)
@@ -59,15 +63,15 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Sequences that are sampled."""
+        """Sequences of all choices, which the engine samples."""
         return [choice.sequence for choice in self.choices]
 
     def prompt_row(self, start: int, stop: int) -> Row:
-        """Return the row of a chunk of a prompt that is computed here."""
+        """Return the engine row for positions [start, stop) of a prompt that this worker computes itself."""
         last = stop == self.request.prefill_tokens
         return Row(self.choices[0].sequence, start, stop, self.pages[0], last)
 
     def row(self, choice: Choice, drafts: abc.Sequence[int] = ()) -> Row:
-        """Return the next row of a choice."""
+        """Return the engine row of a choice for the next step. `drafts`: draft tokens to verify in it."""
         sequence, start = choice.sequence, self.filled[choice.place]
         return Row(sequence, start, sequence.length, self.pages[choice.place], sample=True, drafts=drafts)

@@ -1,4 +1,4 @@
-"""Scheduling of decode steps: rows of unfinished choices and of local prompts, and their results."""
+"""Scheduling of decode steps: rows of unfinished choices and of prompts computed here, and their results."""
 
 from collections.abc import Sequence
 from typing import Final, TypeAlias
@@ -18,7 +18,7 @@ from baton.worker.prompt_chunks import PromptChunk, next_chunks
 from baton.worker.step_scheduler import StepScheduler
 
 ALONE_TOKENS: Final = 256
-"""Prompt tokens of local rooms in a step that delays no sequence."""
+"""Most prompt tokens that this worker computes in a step which delays no running sequence."""
 
 StepOf: TypeAlias = ChoiceStep | PromptChunk[DecodeRoom]
 
@@ -34,26 +34,27 @@ class DecodeScheduler(StepScheduler[StepOf]):
         local_gap_ms: int,
     ) -> None:
         """Make a scheduler. `max_running`: most sequences of a step. `local_gap_ms`: see
-        `PromptPace.gap_ms`."""
+        `PromptTiming.gap_ms`."""
         super().__init__(receiving, ports, metrics, drafting.cost)
         self.drafting = drafting
         self.pace = PromptTiming(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
-        """Pace of prompts as this rank measures it."""
+        """Speed at which prompts are computed, as measured on this rank."""
         self._receiving = receiving
         self._metrics = metrics
         self._max_running = max_running
 
     def join(self, room: DecodeRoom) -> None:
-        """Add an admitted room. Choice 0 has its first token, and the other choices sample theirs."""
+        """Add an admitted room to the batch. Choice 0 has its first token already, and the other choices
+        sample theirs."""
         if room.first is None:
             raise AssertionError(f"room {room.id} was admitted without its first token")
         if 0 in room.ends.going_on:
             self._emit(room, room.choices[0], [room.first], self._receiving.drawn(room, 0))
 
     def start(self) -> tuple[bool, bool]:
-        """Start the next step, if there is one. Only while `free`.
+        """Start the next step, if there is one to compute. Call it only while `free`.
 
-        Return whether a step was started, and whether rooms are retracted for it.
+        Return whether a step was started, and whether rooms are retracted (preempted) for it.
         """
         step = next_batch(self._receiving.roster, self._max_running)
         wants = [
@@ -72,7 +73,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return started, bool(space.retracted)
 
     def _prompts(self) -> list[PromptChunk[DecodeRoom]]:
-        """Return the chunks of local prompts in the next step."""
+        """Return the chunks, in the next step, of prompts that this worker computes itself."""
         rooms = [room for room in self._receiving.roster if room.computable]
         if not rooms:
             return []
@@ -84,7 +85,8 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return next_chunks(rooms, budget, sent=False, whole=self._ports.bounds.whole_prompts)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:
-        """Return the row of a choice. `drafts`: cut to the pages that can be spared for them."""
+        """Return the engine row of a choice. `drafts`: draft tokens, which are cut to the pages that can be
+        spared for them."""
         room, choice = part
         if drafts:
             length = choice.sequence.length
@@ -95,8 +97,8 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return room.row(choice, drafts)
 
     def observe(self) -> None:
-        """Process the end of a step. All results are processed in this turn, so that the next turn is free
-        of them."""
+        """Process the results of a step that has ended. All of them are processed in this turn, so that none
+        is left for the next one."""
         ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
@@ -127,17 +129,17 @@ class DecodeScheduler(StepScheduler[StepOf]):
             self._fail(part, why)
 
     def _drawn(self, part: ChoiceStep, tokens: Sequence[Token]) -> int:
-        """Return how many of the sampled tokens are appended.
+        """Append the sampled tokens of a row to the output of its choice. Return how many were appended.
 
-        It is 0 for a choice whose reader wanted no more meanwhile, while other choices go on.
+        It is 0 for a choice whose caller wanted no more meanwhile, while other choices of the room continue.
         """
         room, choice = part
         goes_on = choice.place in room.ends.going_on and not room.stopping
         return self._append(room, choice, tokens) if goes_on else 0
 
     def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> int:
-        """Append sampled tokens up to the end of the choice, and drop those behind it. Return how many were
-        appended."""
+        """Append sampled tokens up to the end of the choice, and drop those after the end. Return how many
+        were appended."""
         if choice.drafter is not None:
             self._metrics.drafted(choice.drafter.source, choice.checking, len(tokens) - 1)
             choice.drafter.note(choice.checking, len(tokens) - 1)
@@ -156,7 +158,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
     def _emit(
         self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token], finish: FinishReason | None
     ) -> None:
-        """Send the last tokens of the choice's output."""
+        """Send the caller these last tokens of a choice. `finish`: finish reason if they end it, or None."""
         message = inference_pb2.Tokens(
             first=len(choice.sequence.output) - len(tokens),
             tokens=map(token_to_wire, tokens),

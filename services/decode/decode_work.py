@@ -1,8 +1,8 @@
-"""Work of a decode rank in its turns.
+"""Work of a decode rank in each turn of its worker's loop.
 
-`baton.handover.receiving_side` decides. This module is the world around it: peers, callers, the engine, the
-transfer, timelines and metrics. The queue of a room follows from its phase and its order. There are no
-lists beside the roster that could contradict it.
+`baton.handover.receiving_side` decides. This module carries the decisions out: it calls peers, callers, the
+engine and the transfer, and updates timelines and metrics. The queue of a room follows from its phase and its
+order. There are no lists besides the roster that could contradict it.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ log = Log(__name__)
 
 
 class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
-    """The decode side of `baton.worker.turn_loop.Work`."""
+    """Work of one decode rank in each turn. It implements `baton.worker.turn_loop.Work`."""
 
     roster: Roster[DecodeRoom]
     scheduler: DecodeScheduler
@@ -72,10 +72,10 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     ) -> None:
         """Make the decode side of a rank from its ports.
 
-        `max_running`: most sequences of a step. `drafting`: None for no drafts. `local_gap_ms`: longest that
-        a part of a prompt, computed here, may hold up the sequences that run. With 0 this worker computes
-        prompts only if there is no prefill worker. `near_s`: time for which a seal is looked for without a
-        pause, once its record is there.
+        `max_running`: most sequences of a step. `drafting`: None for no drafts. `local_gap_ms`: longest time
+        in milliseconds for which a part of a prompt, computed here, may delay running sequences. With 0 this
+        worker computes prompts only if there is no prefill worker. `near_s`: seconds for which a seal is
+        polled without a pause, once its record has arrived.
         """
         memory = ports.memory
         receiving = ReceivingSide(
@@ -95,7 +95,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         computing = DecodeScheduler(receiving, ports, metrics, max_running, self._drafting, local_gap_ms)
         super().__init__(receiving, ports, metrics, computing)
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
-        """Transfer endpoints of all ranks, in rank order, once gathered."""
+        """Transfer endpoints of all ranks, in rank order. Empty until they are gathered."""
         self.receiving = receiving
         self.peers = peers
         self.max_running = max_running
@@ -103,9 +103,9 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting.cost)
         self.prompt_claims = PromptClaims(receiving, computing.pace, max_running, ports.clock)
         self.prompt_budget = DecodePromptBudget(receiving.roster, computing.pace)
-        """Limit for a prefill worker on the same thread."""
+        """Limit for the prefill side of the process, if its steps run on the same thread."""
         self._endpoint_due = True
-        """Whether the other ranks still lack this rank's present endpoint."""
+        """Whether the other ranks have not received this rank's present transfer endpoint yet."""
 
     # ---- Work
 
@@ -127,10 +127,10 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         return news
 
     def on_agreement(self, connects: int) -> None:
-        """Pass the agreement to the core, which sends the grants of the turn before.
+        """Send the grants of the turn before, because all ranks have reached this turn.
 
-        All ranks have carried out the requests of that turn: what the leader reserved and exposed, the
-        others have reserved and exposed, too. A decode worker has no connections.
+        All ranks have carried out the requests of that turn: memory that the leader reserved and exposed is
+        reserved and exposed on the others, too. A decode worker has no connects.
         """
         if connects:
             raise AssertionError(f"{connects} connections to a decode worker")
@@ -138,7 +138,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._carry_out()
 
     def gather_payload(self) -> bytes | None:
-        """Return this rank's transfer endpoint if the other ranks do not have it."""
+        """Return this rank's transfer endpoint, serialised, or None if the other ranks already have it."""
         if not self._endpoint_due:
             return None
         self._endpoint_due = False
@@ -177,9 +177,9 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     async def rest(self) -> bool:
         """Wait until a turn may have work. Return whether an event arrived.
 
-        NIXL makes progress only when called. While data may land, it is called here, and a turn follows
-        when a seal has arrived. In a group each look is a turn, since ranks look in turns only. There is no
-        pause while a record shows that its seal is near.
+        NIXL makes progress only when called. While data may land, it is called here, and a turn follows when
+        a seal has arrived. In a group of ranks each poll is a turn, because ranks look for data in turns
+        only. There is no pause while a record shows that its seal is near.
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s(self.roster, self.ports.clock.now_ms())
@@ -196,7 +196,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                 break
         return self.ports.mailbox.news.is_set()
 
-    # ---- what the hand-over asks of the world
+    # ---- requests of the hand-over core
 
     def _do(self, request: ReceiverRequest) -> None:
         match request:
@@ -247,8 +247,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.peers.grant(room.prefill, request)
 
     def _take_memory_back(self) -> None:
-        """Move the exposed memory out of reach of all senders. Raises MemoryNotMoved, and this worker has to
-        end."""
+        """Move the exposed memory out of reach of all senders. Raises MemoryNotMoved, after which this worker
+        has to end."""
         try:
             self.ports.exposure.revoke()
         except (CannotMove, TransferError) as error:

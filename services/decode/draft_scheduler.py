@@ -1,6 +1,7 @@
-"""Choice of the drafts that the next step verifies.
+"""Choice of the draft tokens that the next step verifies (speculative decoding).
 
-It is the same on every rank (`drafts-agreed`): it uses only what the ranks share, in the same turns.
+The choice is the same on every rank (`drafts-agreed`): it uses only data that the ranks share, in the same
+turns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,14 @@ from baton.rooms.steps.draft_budget import Drafts, DraftSource, allocate_drafts
 from baton.rooms.steps.step_cost import StepCost
 
 READ_MAX: Final = 16_384
-"""Most tokens of all sequences that are indexed beside a step, which takes some milliseconds."""
+"""Most tokens, over all sequences, that are indexed for n-gram lookup while a step runs. That takes some
+milliseconds."""
 NONE: Final[Sequence[int]] = ()
 NO_PAGES: Final = {"taken": 0, "free": 0}
 
 
 class DraftScheduler:
-    """Drafts of one rank."""
+    """Chooser of draft tokens for the sequences of one rank."""
 
     def __init__(self, longest: int = 0, ahead: int = 0, pages: DraftPages | None = None) -> None:
         """Make a scheduler.
@@ -29,17 +31,17 @@ class DraftScheduler:
         model. `pages`: KV pages of that model, on the rank that has it.
         """
         self.on = bool(longest or ahead)
-        """Whether drafts are made at all."""
+        """Whether drafts are made at all: n-gram lookup or a draft model is configured."""
         self.cost = StepCost()
-        """Cost of a position and of a draft."""
+        """Measured costs, in a step, of one more position and of one draft-model token."""
         self._longest = longest
         self._ahead = ahead
         self._pages = pages
 
     def drafts(self, step: Sequence[ChoiceStep], beside: int = 0) -> Sequence[Sequence[int]]:
-        """Return the drafts of each part of the step.
+        """Return the draft tokens for each part of the next step.
 
-        `beside`: positions of prompts in the same step. They make it longer, so that a draft adds
+        `beside`: number of prompt positions in the same step. They make it longer, so that a draft adds
         relatively less.
         """
         drafted = [NONE] * len(step)
@@ -64,7 +66,7 @@ class DraftScheduler:
         return drafted
 
     def stepped(self, step: Sequence[ChoiceStep], ms: float) -> None:
-        """Note the time of a step, before its results are applied."""
+        """Record the duration of a decode step in `ms` milliseconds, before its results are applied."""
         if not self.on or not step or any(part.choice.forks for part in step):
             return
         proposals = [each for part in step if (each := part.choice.sequence.proposal) is not None]
@@ -76,7 +78,7 @@ class DraftScheduler:
             self.cost.drafted(draft_us / 1000)
 
     def read(self, step: Sequence[ChoiceStep]) -> None:
-        """Index the known tokens of the step's sequences while the step runs."""
+        """Index the known tokens of the step's sequences for n-gram lookup, while the step runs."""
         left = READ_MAX
         for part in step if self.on else ():
             drafter = self._drafter(part)
@@ -84,7 +86,7 @@ class DraftScheduler:
                 left -= drafter.read(left)
 
     def census(self) -> Mapping[str, int]:
-        """Return the number of pages of the draft model, by state."""
+        """Return the number of KV pages of the draft model, by state (`taken`, `free`)."""
         return NO_PAGES if self._pages is None else self._pages.census()
 
     def _want(self, step: Sequence[ChoiceStep], positions: int) -> None:

@@ -1,4 +1,4 @@
-"""Drafts for one sequence, and their record of acceptance."""
+"""Draft tokens for one sequence, and statistics of how many are accepted."""
 
 from collections import abc
 from typing import Final
@@ -8,11 +8,13 @@ from baton.rooms.steps.draft_budget import DRAFTS_MAX, Acceptance, DraftSource
 from baton.rooms.steps.ngram_lookup import NgramLookup
 
 AT_ONCE: Final = 2 * DRAFTS_MAX
-"""Tokens of a sequence that are indexed before a step: those that the last step sampled, and no prompt."""
+"""Most tokens of a sequence that are indexed just before a step: those that the last step sampled, but no
+prompt."""
 
 
 class Drafter:
-    """Drafts of one sequence, which it indexes in pieces, since a prompt may be long.
+    """Maker of draft tokens for one sequence. It indexes the sequence in pieces, because a prompt may be
+    long.
 
     The engine proposes tokens that a grammar forces and tokens of a draft model.
     """
@@ -22,7 +24,7 @@ class Drafter:
         draft model, which is used instead. 0: no draft model."""
         self.acceptance = Acceptance()
         self.source = DraftSource.MODEL if ahead else DraftSource.NGRAM
-        """Source of the last drafts."""
+        """Source of the last drafts: grammar, draft model or n-gram lookup."""
         self._sequence = sequence
         self._ahead = ahead
         tokens = len(sequence.request.prompt) + sequence.request.max_tokens
@@ -36,11 +38,11 @@ class Drafter:
 
     @property
     def unread(self) -> int:
-        """Number of tokens of the sequence that are not indexed yet."""
+        """Number of tokens of the sequence that are not indexed for n-gram lookup yet."""
         return 0 if self._lookup is None else self._sequence.length - len(self._lookup)
 
     def read(self, most: int) -> int:
-        """Index at most `most` further tokens. Return how many."""
+        """Index at most `most` further tokens of the sequence. Return how many were indexed."""
         if self._lookup is None:
             return 0
         start = len(self._lookup)
@@ -49,10 +51,10 @@ class Drafter:
         return stop - start
 
     def drafts(self) -> abc.Sequence[int]:
-        """Return at most DRAFTS_MAX drafts, within what the request allows.
+        """Return at most DRAFTS_MAX draft tokens for the next step, as far as the request allows more output.
 
-        They are the tokens that a grammar forces, or else those of the draft model or of a repetition. All
-        but the tokens of the last step must be indexed.
+        They are the tokens that a grammar forces, or else those of the draft model or of the n-gram lookup.
+        All but the tokens of the last step must be indexed.
         """
         if self.unread <= AT_ONCE:
             self.read(AT_ONCE)
@@ -67,7 +69,7 @@ class Drafter:
         return () if self.unread else self.draft(most)
 
     def draft(self, most: int) -> list[int]:
-        """Return at most `most` tokens of a repetition in the indexed sequence."""
+        """Return at most `most` tokens that followed an earlier occurrence of the sequence's last tokens."""
         return [] if self._lookup is None else self._lookup.draft(most)
 
     @property
@@ -77,11 +79,11 @@ class Drafter:
 
     @property
     def _left(self) -> int:
-        """Number of tokens that the request still allows."""
+        """Number of output tokens that the request still allows."""
         return self._sequence.request.max_tokens - len(self._sequence.output)
 
     def note(self, checked: int, taken: int) -> None:
-        """Note that a step verified `checked` of the last drafts, and accepted the first `taken`.
+        """Record how many of the last drafts a step verified (`checked`), and how many it accepted (`taken`).
 
         Forced tokens do not count: they are no evidence about other drafts.
         """

@@ -1,4 +1,4 @@
-"""Interval of looks for data that lands, which wakes no turn."""
+"""Polling intervals for data that prefill workers write into this rank's memory. Such writes wake no turn."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,15 +9,15 @@ from baton.rooms.receiver import Receiver
 from baton.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S
 
 BESIDE_STEP_S: Final = 0.004
-"""Seconds between looks while a step computes.
+"""Seconds between polls for landed data while a step computes.
 
-Nothing is admitted before the step ends, and each look takes time from it. Over TCP, data still needs to be
-driven.
+No room is admitted before the step ends, and each poll takes time from it. Over TCP, transfers still progress
+only when polled.
 """
 
 
 def poll_s(rooms: Iterable[Receiver], *, engine_free: bool) -> float:
-    """Return the seconds until the next look.
+    """Return the seconds until the next poll for landed data. `engine_free`: whether no step computes.
 
     Writes to quarantined memory may end only while their target makes progress.
     """

@@ -82,7 +82,8 @@ class DecodeMetrics(WorkerMetrics):
         }
 
     def record_drafts(self, pages: Mapping[str, int]) -> None:
-        """Set the gauges of drafts. `pages`: number of pages of the draft model, by state."""
+        """Set the gauges of the draft model's KV pages. `pages`: number of pages by state (`taken`,
+        `free`)."""
         self._draft_pages.record(pages)
 
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
@@ -94,7 +95,8 @@ class DecodeMetrics(WorkerMetrics):
         self._tokens.inc(tokens)
 
     def drafted(self, source: DraftSource, drafted: int, taken: int) -> None:
-        """Count the verified and the accepted drafts of one sequence."""
+        """Count the draft tokens of one sequence in a step: `drafted` were verified, and `taken` of them
+        accepted."""
         if drafted:
             all_taken, all_missed = self._drafts[source]
             all_taken.inc(taken)
@@ -104,12 +106,13 @@ class DecodeMetrics(WorkerMetrics):
         self._local.inc()
 
     def computed(self, tokens: int) -> None:
-        """Count the prompt tokens of local rooms."""
+        """Count prompt tokens that this worker computed itself."""
         if tokens:
             self._computed.inc(tokens)
 
     def grew(self, pages: int, retracted: Sequence[int]) -> None:
-        """Count pages taken by running rooms, and, for each retracted room, the tokens whose KV it had."""
+        """Count pages taken by running rooms, and rooms that were retracted. `retracted`: for each room, the
+        number of tokens whose KV it had."""
         if pages:
             self._grown.inc(pages)
         if retracted:

@@ -3,7 +3,8 @@
 When the seal of a room was seen, its pages are summed on the engine's thread. The seal counts as evidence
 only if the sum is equal, so that no rank admits wrong pages (`stale-never-served`).
 
-Sums and steps alternate: neither waits for more than one of the other, whatever other ranks do.
+Sums and engine steps alternate: a sum waits for one step at most, and a step for one sum, whatever other
+ranks do.
 """
 
 from typing import Final
@@ -15,11 +16,11 @@ from baton.rooms.errors import Reason
 from baton.worker.step_thread import StepFailed, StepThread
 
 BYTES_AT_A_TIME: Final = 64 * 2**20
-"""Bytes of pages, of all rooms, that are summed between two steps."""
+"""Most bytes of pages, over all rooms, that are summed between two steps."""
 
 
 class PageCheck:
-    """Sums landed pages. Its state of a room is in the room's record."""
+    """Summing of landed pages on the engine's thread. The state of a room's sum is in the room's record."""
 
     def __init__(self, receiving: ReceivingSide[DecodeRoom], step_thread: StepThread) -> None:
         self._receiving = receiving
@@ -35,7 +36,7 @@ class PageCheck:
         room.landed = PageSum(first_token)
 
     def start(self, *, batch_waits: bool) -> None:
-        """Continue sums if the engine is free. `batch_waits`: whether a step waits to be computed."""
+        """Continue the sums if the engine is free. `batch_waits`: whether a step waits to be computed."""
         if not self._step_thread.free or (batch_waits and self._step_is_due):
             return
         parts: list[PageSumRequest] = []
@@ -54,11 +55,12 @@ class PageCheck:
             self._step_thread.start_sum(parts)
 
     def stepped(self) -> None:
-        """Note that a step was started."""
+        """Record that an engine step was started, so that a sum may come next."""
         self._step_is_due = False
 
     def take(self) -> bool:
-        """Take finished sums. Return whether any is newly complete or failed."""
+        """Take the results of finished sums. Return whether the sum of some room is newly complete or
+        failed."""
         failure: StepFailed | None = None
         try:
             if not self._step_thread.take_sum():

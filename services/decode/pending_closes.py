@@ -1,7 +1,7 @@
-"""Closes that one prefill worker has not answered yet.
+"""Closes of rooms that one prefill worker has not answered yet.
 
 The answer to a close is the only proof that the sender writes nothing more for its room (`ack-is-proof`). So
-a close is sent again until the answer comes. A refused one follows after growing pauses.
+a close is sent again until the answer comes. A refused close is sent again after growing pauses.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 2.0
 """Longest pause in seconds before a refused close is sent again."""
 WARNING_S: Final = 3.0
-"""Seconds after which a log warning names the sender that keeps a room's memory. Once a room."""
+"""Seconds without an answer after which a log warning names the sender that keeps a room's memory from reuse.
+It is logged once for each room."""
 
 
 @dataclass(slots=True)
@@ -32,7 +33,8 @@ class _Close:
 
 
 class PendingCloses:
-    """Unanswered closes of one link, at most one a room. Used from one event loop."""
+    """Closes that one prefill worker has not answered, at most one for each room. Used from one event
+    loop."""
 
     def __init__(
         self,
@@ -40,8 +42,8 @@ class PendingCloses:
         on_due: Callable[[], None],
         on_quiet: Callable[[inference_pb2.CloseRequest], None],
     ) -> None:
-        """`sender`: name of the prefill worker, for the log. `on_due`: called when a close is to be sent.
-        `on_quiet`: called with each close that the sender accepted."""
+        """Make it without closes. `sender`: name of the prefill worker, for the log. `on_due`: called when a
+        close is to be sent. `on_quiet`: called with each close that the sender accepted."""
         self._sender = sender
         self._on_due = on_due
         self._on_quiet = on_quiet
@@ -73,7 +75,7 @@ class PendingCloses:
         self._to_send.update(dict.fromkeys(self._closes))
 
     def answered(self, reply: inference_pb2.CloseReply) -> None:
-        """Take the sender's answer to a close. Has no effect if the close was never sent, or is not wanted
+        """Process the sender's answer to a close. Has no effect if the close was never sent, or is not wanted
         any more."""
         room = RoomId(reply.room)
         close = self._closes.get(room)

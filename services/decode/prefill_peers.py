@@ -1,8 +1,8 @@
 """Prefill workers that send to a decode worker: one link to each (`baton.decode.sender_link`).
 
 News from a link enters the next turn as a command. When this worker's memory is exposed anew, all senders
-that knew it get the new addresses at once. For a sender that saw no end of its writes, this is the proof of
-their end.
+that knew it get the new addresses at once. If a sender has not seen the end of its writes, the new addresses
+are the proof that they have ended.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from baton.worker.assembly import RankPorts
 
 
 class Peers(Protocol):
-    """Calls of a rank's turns to the senders, on every rank."""
+    """Calls that the turns of a decode rank make to prefill workers."""
 
     @property
     def shut_out(self) -> bool:
@@ -27,37 +27,40 @@ class Peers(Protocol):
         seen the end of writes over a broken connection."""
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
-        """Make this worker's memory known to a peer. Return True if it already is.
+        """Make this worker's memory known to a prefill worker. Return True if it already is.
 
-        Otherwise a command follows: `connected`, or a cancel of every room that waited.
+        Otherwise a command follows: `connected`, or a cancel of every room that waited for the connection.
         """
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
-        """Send a grant as soon as the turn is over. A refusal cancels the room."""
+        """Send a room's grant to its prefill worker as soon as the turn is over. A refusal cancels the
+        room."""
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
-        """Repeat the close until the sender proves that it writes nothing more for (room, generation)."""
+        """Repeat the close of a room until its sender proves that it writes nothing more for (room,
+        generation)."""
 
     def over(self, room: RoomId) -> None:
-        """Stop all calls for a room: it has another proof, or needs none."""
+        """Stop all calls about a room: there is another proof that no write can land, or none is needed."""
 
     def forget(self, peer: Incarnation) -> None:
-        """Forget a peer whose process is gone. Its rooms learn of it by the same news."""
+        """Forget a prefill worker whose process is gone. The same command ends its rooms."""
 
     def doubt(self, peer: Incarnation) -> None:
-        """Make the next room connect anew to a peer whose connection is in doubt. It costs nothing if the
-        connection works (`reconnect`)."""
+        """Make the next room connect anew to a prefill worker, because its connection may be broken. It costs
+        nothing if the connection works (`reconnect`)."""
 
     def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None:
-        """Take the endpoints of all ranks, in rank order, of a new exposure that no peer knows yet."""
+        """Announce a new exposure of this worker's memory, which no peer knows yet. `endpoints`: transfer
+        endpoints of all ranks, in rank order."""
 
     async def stop(self) -> None:
-        """Stop all calls."""
+        """Stop all calls to prefill workers."""
 
 
 class LeaderPeers:
-    """Links to senders, by incarnation, on the leader. A departed peer is forgotten with everything about
-    it.
+    """Links to prefill workers, by incarnation, on the leader. When a worker is gone, everything about it is
+    forgotten.
 
     A channel is open to senders that know this worker's memory, and to others while a call waits for an
     answer.
@@ -70,7 +73,8 @@ class LeaderPeers:
         secret: bytes,
         connect_timeout_s: float,
     ) -> None:
-        """Make it without links. `secret`: proof of this worker's incarnation, by which senders know it."""
+        """Make it without links. `secret`: proves this worker's incarnation to senders. `connect_timeout_s`:
+        longest time in seconds for which a sender may refuse to connect."""
         self._mailbox = ports.mailbox
         self._channels = channels
         self._identity = ReceiverIdentity(ports.incarnation, secret, tuple(ports.layouts), ports.checksum)
@@ -133,7 +137,7 @@ class LeaderPeers:
         self.shut_out = True
 
     def _end(self, link: SenderLink) -> None:
-        """End a link that is no longer needed, or whose sender is gone."""
+        """End a link that is no longer needed, or whose prefill worker is gone."""
         del self.links[link.incarnation]
         link.end()
         ending = asyncio.create_task(self._drop(link.incarnation))
@@ -146,8 +150,8 @@ class LeaderPeers:
 
 
 class FollowerPeers:
-    """Peers on other ranks: the leader connects, grants and closes for its group, and its news come as
-    commands."""
+    """Peers of a rank that does not lead: all calls do nothing. The leader connects, grants and closes for
+    its group, and the results come as commands."""
 
     shut_out: Final = False
 

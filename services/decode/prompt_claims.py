@@ -1,7 +1,7 @@
-"""Rooms whose prompts the leader decides to compute on the decode worker itself.
+"""Decisions of the leader to compute a room's prompt on the decode worker itself.
 
-The decision reaches all ranks as a command, before the room is granted. A room is considered when it opens,
-and then at intervals while it waits for pages.
+A decision reaches all ranks as a command, before the room is granted. A room is considered when it opens, and
+then at intervals while it waits for pages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,23 +16,23 @@ from baton.runtime.clock import Clock
 from baton.wire.baton.v1 import group_pb2
 
 BEFORE: Final = UNDECIDED | {Phase.COMPUTING}
-"""Phases of a room that may be, or is, computed here and does not run yet."""
+"""Phases of a room that is not decoding yet, and whose prompt is, or may be, computed on this worker."""
 TO_RUN: Final = UNDECIDED | {Phase.TRANSFERRING}
-"""Phases of a room that is, or may be, handed over."""
+"""Phases of a room that is not decoding yet, and that a prefill worker hands over, or may."""
 COMMAND_MS: Final = 200
-"""Milliseconds between two commands with the prompt tokens of a step."""
+"""Least milliseconds between two commands that change the prompt tokens per step."""
 NEARER: Final = 8
-"""Change of the prompt tokens of a step, as a part of them, from which a command is sent at once: an
-eighth."""
+"""Denominator of the change that is sent at once: the prompt tokens per step drop by an eighth or more."""
 LOOK_MS: Final = 50
-"""Milliseconds between two looks at a room. Each one looks up the cached part of its prompt."""
+"""Least milliseconds between two decisions about a room. Each one looks up the cached part of its prompt."""
 
 
 class PromptClaims:
     def __init__(
         self, receiving: ReceivingSide[DecodeRoom], pace: PromptTiming, max_running: int, clock: Clock
     ) -> None:
-        """Make it. `max_running`: most sequences of a step."""
+        """Make it. `pace`: measured speed of prompts on this worker. `max_running`: most sequences of a
+        step."""
         self._receiving = receiving
         self._max_running = max_running
         self.pace = pace
@@ -40,7 +40,8 @@ class PromptClaims:
         self.next_command_ms = 0
 
     def due(self) -> Iterator[group_pb2.ComputeHere]:
-        """Yield the commands that are due now."""
+        """Yield the commands that are due now: to compute prompts here, and to change the prompt tokens per
+        step."""
         rooms = [room for room in self._receiving.roster if room.phase in BEFORE]
         if not rooms:
             return
@@ -68,7 +69,8 @@ class PromptClaims:
             yield self._command(room, near, str(why))
 
     def _pace_commands(self, local: Sequence[DecodeRoom], now_ms: int) -> Iterator[group_pb2.ComputeHere]:
-        """Yield a command with the prompt tokens of a step beside others, if they changed."""
+        """Yield a command with the new limits on prompt tokens per step, if they changed. `local`: rooms
+        whose prompts are computed here."""
         receiving = self._receiving
         if not local:
             return
@@ -85,10 +87,10 @@ class PromptClaims:
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
     def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> ConcurrentDecode:
-        """Return the sequences that run beside a prompt computed here.
+        """Return the sequences that would decode while a prompt is computed here.
 
-        `local`: rooms whose prompts come before it. They run beside it, as do running rooms and those
-        handed over meanwhile.
+        `local`: rooms whose prompts are computed before it. They count as decoding, as do running rooms and
+        those handed over meanwhile.
         """
         runs = [*(room for room in self._receiving.roster if room.runs and room.cause is None), *local]
         joins = [room for room in self._handed_over() if room.cause is None and room not in local]
@@ -100,34 +102,35 @@ class PromptClaims:
         )
 
     def _handed_over(self) -> Iterator[DecodeRoom]:
-        """Yield the rooms that are, or may be, handed over and do not run yet."""
+        """Yield the rooms that are not decoding yet, and that a prefill worker hands over, or may."""
         return (room for room in self._receiving.roster if room.phase in TO_RUN and not room.local)
 
     def _near_tokens(self, now_ms: int) -> int:
-        """Return the prompt tokens of a step while no sequence runs, so that it ends about when the next
-        one joins."""
+        """Return the limit on prompt tokens of a step while no sequence runs. With it, the step ends about
+        when the next sequence joins."""
         within = (self.pace.tokens_within(_left_ms(room, now_ms)) for room in self._handed_over())
         return min(within, default=self.pace.alone_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
-        """Return whether a room is to be considered now. Scored prompts belong to prefill
-        (`scored-is-computed`)."""
+        """Return whether to decide about a room's prompt now. Scored prompts are always left to prefill
+        workers (`scored-is-computed`)."""
         is_known = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
         return is_known and not room.local and room.cause is None and now_ms >= room.look_again_ms
 
 
 def _left_ms(room: DecodeRoom, now_ms: int) -> int:
-    """Return the milliseconds until a room is handed over, as far as known."""
+    """Return the milliseconds until a room's prefill is expected to end. 0 if not known."""
     return 0 if room.prefill_by_ms is None else room.prefill_by_ms - now_ms
 
 
 def _steps(room: DecodeRoom) -> int:
-    """Return the most steps that a room still runs for."""
+    """Return the most decode steps that a room may still take."""
     return room.request.max_tokens - min(map(len, room.outputs))
 
 
 def _relieve(rooms: Iterable[DecodeRoom], claimed: DecodeRoom) -> None:
-    """Lower the expected times of prompts that wait behind this one at its prefill worker."""
+    """Lower the expected prefill times of rooms that wait behind a claimed room at the same prefill
+    worker."""
     for room in rooms:
         if room.peer == claimed.peer and room.id > claimed.id and room.prefill_by_ms is not None:
             room.prefill_by_ms -= claimed.prefill_own_ms

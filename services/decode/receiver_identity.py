@@ -1,4 +1,4 @@
-"""Identity of a decode worker, as its senders learn it when they connect."""
+"""Identity of a decode worker, as prefill workers learn it when they connect."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ from baton.wire.layout_messages import layout_to_wire
 
 @dataclass(slots=True)
 class ReceiverIdentity:
-    """Identity of this decode worker for its senders, and its transfer endpoints."""
+    """Identity and transfer endpoints of this decode worker, which it sends to prefill workers."""
 
     incarnation: Incarnation
     secret: bytes = field(repr=False)
     layouts: Sequence[KvLayout]
-    """KV layouts of all ranks, in rank order."""
+    """KV layouts of all ranks of this worker, in rank order."""
     checksum: KvChecksum
     endpoints: Sequence[inference_pb2.Endpoint] = ()
-    """Present endpoints of all ranks, in rank order, once gathered."""
+    """Present transfer endpoints of all ranks, in rank order. Empty until they are gathered."""
 
     @property
     def exposure(self) -> int:

@@ -33,15 +33,15 @@ from baton.worker.mailbox import Mailbox
 log = Log(__name__)
 
 CONNECT_PAUSE_S: Final = 0.05
-"""Seconds before a sender that refused temporarily gets the next connect."""
+"""Seconds before the next connect to a prefill worker that refused one temporarily."""
 OPEN_PAUSE_MIN_S: Final = 0.05
 OPEN_PAUSE_MAX_S: Final = 2.0
 """Longest pause in seconds before a broken stream is opened anew. It grows while no message arrives."""
 UNNAMED_PAUSE_MIN_S: Final = 0.001
 UNNAMED_PAUSE_MAX_S: Final = 0.1
-"""The same while the room that names this worker has not reached the sender."""
+"""Longest pause in seconds before a new stream, while the prefill worker does not know this worker yet."""
 MESSAGE_BYTES: Final = 1 << 20
-"""Length in bytes from which further parts go into the next message."""
+"""Length in bytes from which further requests go into the next message."""
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.HandOverRequest, inference_pb2.HandOverReply]"
 Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
@@ -49,20 +49,19 @@ Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
 
 @dataclass(slots=True)
 class _Grant:
-    """A grant whose answer is still awaited, or the message that there is none (`GrantRequest.mine`).
-
-    There is none if this worker computes the prompt itself.
-    """
+    """Unanswered grant of a room, or the notice that this worker computes its prompt
+    (`GrantRequest.mine`)."""
 
     request: inference_pb2.GrantRequest
     is_waiting: bool = False
-    """Whether it waits for a new connection from the sender."""
+    """Whether the grant waits for a new connection from the prefill worker."""
     was_refused: bool = False
-    """Whether it was refused once for lack of a connection."""
+    """Whether the grant was refused once for lack of a connection."""
 
 
 class SenderLink:
-    """Link to one incarnation. Its size is bounded by the rooms that this worker can have."""
+    """Link to one incarnation of a prefill worker. Its size is bounded by the rooms that this worker can
+    have."""
 
     def __init__(
         self,
@@ -77,15 +76,15 @@ class SenderLink:
         """Make a link without a stream.
 
         `connect_timeout_s`: longest time for which the sender may refuse a connection temporarily.
-        `shut_out`: called when it refused that long because it sees no end of its writes. `unneeded`:
-        called when nothing needs the link any more.
+        `shut_out`: called when it refused that long because it sees no end of its writes. `unneeded`: called
+        when nothing needs the link any more.
         """
         self.peer = peer
         self.incarnation = Incarnation(peer.incarnation)
         self.connected = False
         """Whether the sender is connected to the present exposure, and the connection is not in doubt."""
         self.knows = False
-        """Whether the sender knows this exposure or an older one, so that it has to learn of the next."""
+        """Whether the sender knows this exposure or an older one, so that it has to learn of the next one."""
         self.connecting = False
         self._identity = identity
         self._mailbox = mailbox
@@ -96,9 +95,10 @@ class SenderLink:
         self._waiting: dict[RoomId, None] = {}
         """Rooms that wait for the connection."""
         self._connect_exposure: int | None = None
-        """Exposure of the last connect."""
+        """Id of the exposure in the last connect message."""
         self._refused_s = 0.0
-        """Seconds for which it has refused, by the sum of pauses. Time without an answer does not count."""
+        """Seconds for which the sender has refused to connect, as a sum of pauses. Time without an answer
+        does not count."""
         self._grants: dict[RoomId, _Grant] = {}
         self.closes = PendingCloses(peer.name, self._wake_stream, self._report_quiet)
         self._connect_to_send = False
@@ -107,7 +107,7 @@ class SenderLink:
         self._task: asyncio.Task[None] | None = None
         self._ended = False
         self._greeted = self._answered = False
-        """Whether the greeting was sent on this stream, and whether any message was."""
+        """Whether the greeting was sent on the present stream, and whether any reply has come on it."""
 
     @property
     def asking(self) -> bool:
@@ -116,14 +116,14 @@ class SenderLink:
 
     @property
     def _is_due(self) -> bool:
-        """Whether a message is to be sent."""
+        """Whether a message to the prefill worker is to be sent."""
         return self._connect_to_send or bool(self._grants_to_send) or self.closes.are_due
 
     @property
     def needed(self) -> bool:
         return self.knows or self.asking or len(self.closes) > 0
 
-    # ---- what the turns ask
+    # ---- calls of the turns
 
     def connect(self, room: RoomId) -> bool:
         """Make this worker's memory known to the sender (`Peers.connect`)."""
@@ -147,7 +147,7 @@ class SenderLink:
         self.closes.add(room, generation)
 
     def over(self, room: RoomId) -> None:
-        """Stop all messages for a room."""
+        """Stop all messages about a room."""
         self._waiting.pop(room, None)
         self._forget_grant(room)
         self.closes.forget(room)
@@ -161,7 +161,7 @@ class SenderLink:
             self._want_connection()
 
     def end(self) -> None:
-        """End the link."""
+        """End the link and its stream."""
         self._ended = True
         self.closes.clear()
         if self._task is not None:
@@ -257,9 +257,9 @@ class SenderLink:
     def _grant_failed(self, room: RoomId, problem: RemoteError) -> None:
         """Cancel the room of a failed grant.
 
-        If refused, the sender does not have the room any more, or cannot take it. If unanswered, it may
-        have the grant, so the room's memory is quarantined until its close is answered. For a sender that
-        is gone, the cause says which of the two it was.
+        If the sender refused it, it does not have the room any more, or cannot take it. If it did not answer,
+        it may have the grant, so the room's memory is quarantined until its close is answered. The cause says
+        whether the sender is gone.
         """
         self._forget_grant(room)
         text = f"prefill worker {self.peer.name} did not take the destination: {problem}"
@@ -277,7 +277,7 @@ class SenderLink:
             self._task = asyncio.create_task(self._run(), name=f"sender link to {self.peer.name}")
 
     async def _run(self) -> None:
-        """Run one stream after another, each from when a message is due."""
+        """Run one stream after another. Each begins when a message is due."""
         pause_s = unnamed_s = 0.0
         while not self._ended:
             await self._news.wait()
@@ -339,7 +339,7 @@ class SenderLink:
         self._let_go()
 
     def _broke(self, error: RemoteError) -> None:
-        """Process the end of a stream: its messages will not be answered."""
+        """Process the end of a stream. Its unanswered messages will not be answered any more."""
         if _is_no_answer(error):
             self._grants_to_send.update(
                 {room: None for room, grant in self._grants.items() if not grant.is_waiting}
@@ -392,8 +392,8 @@ def _may_pass(problem: Problem) -> bool:
 
 
 def _blame(problem: Problem) -> Reason:
-    """Return the cause for the rooms of a sender that does not answer any more, or whose address another
-    process has."""
+    """Return the reason for the failed rooms of a sender: PREFILL_LOST if it does not answer any more, or its
+    address has another process."""
     gone = isinstance(problem, RemoteError) and (
         problem.unreachable or problem.kind == WrongIncarnation.__name__
     )

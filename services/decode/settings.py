@@ -15,22 +15,22 @@ LONGEST_MAX: Final = 64
 
 
 AHEAD: Final = 4
-"""Default number of tokens of a draft model."""
+"""Default for the most tokens that a draft model makes for one sequence in a step."""
 
 
 class Speculation(NamedTuple):
-    """Value of `--speculate`."""
+    """Parsed value of `--speculate`: how draft tokens are made."""
 
     longest: int = 0
-    """Length in tokens of the compared suffix. 0: no lookup."""
+    """Length in tokens of the suffix that n-gram lookup compares. 0: no lookup."""
     model: str = ""
-    """Draft model. Empty: there is none."""
+    """Directory of the draft model. Empty if there is none."""
     ahead: int = 0
-    """Most tokens of the draft model for one sequence in a step."""
+    """Most tokens that the draft model makes for one sequence in a step."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the flag. Raises BadValue."""
+        """Parse the text of the flag `--speculate`. Raises BadValue."""
         kind, colon, rest = text.partition(":")
         if kind == "model" and rest:
             model, _, last = rest.rpartition(":")
