@@ -1,4 +1,4 @@
-"""Settings of a worker whose process serves both sides."""
+"""Settings of a worker whose one process serves both prefill and decode."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
@@ -15,18 +15,18 @@ SIDES: Final = choices("both", *(side.value for side in Side))
 
 
 def side_name(process: str, side: Side) -> str:
-    """Return the name under which the bootstrap knows one side of a process."""
+    """Return the name under which the bootstrap knows one side of a process, such as `w0-prefill`."""
     return f"{process}-{side.value}"
 
 
 def side_names(process: str) -> tuple[str, ...]:
-    """Return the names of both sides."""
+    """Return the names under which the bootstrap knows the two sides of a process."""
     return tuple(side_name(process, side) for side in Side)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSideSettings(PrefillSettings):
-    """Settings of the prefill side of such a process, whose ports have their own flags."""
+    """Settings of the prefill side of a process that also decodes. Its ports have their own flags."""
 
     grpc_port_flag: ClassVar[str] = "--prefill-grpc-port"
     metrics_port_flag: ClassVar[str] = "--prefill-metrics-port"
@@ -34,7 +34,8 @@ class PrefillSideSettings(PrefillSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class BothSettings(DecodeSettings, PrefillSettings):
-    """Settings of both sides. A setting with two meanings has that of the decode side."""
+    """Settings of a process that serves both prefill and decode. A setting with two meanings has that of the
+    decode side."""
 
     role: ClassVar[str] = "worker"
 
@@ -68,12 +69,13 @@ class BothSettings(DecodeSettings, PrefillSettings):
 
     @property
     def of_engine(self) -> "BothSettings":
-        """Settings with which the engine of one side is loaded."""
+        """Settings with which the engine of one side is loaded: those of the process, with half of the KV
+        cache memory."""
         return replace(self, kv_cache_memory=self.kv_cache_memory // 2)
 
     @property
     def of_prefill(self) -> PrefillSettings:
-        """Settings of the prefill side."""
+        """Settings of the prefill side of this process."""
         given = self._given(PrefillSettings, Side.PREFILL)
         del given["transfer_timeout_ms"]  # it has another meaning on that side
         ports = {"grpc_port": self.prefill_grpc_port, "metrics_port": self.prefill_metrics_port}
@@ -81,11 +83,12 @@ class BothSettings(DecodeSettings, PrefillSettings):
 
     @property
     def of_decode(self) -> DecodeSettings:
-        """Settings of the decode side."""
+        """Settings of the decode side of this process."""
         return DecodeSettings(**self._given(DecodeSettings, Side.DECODE))
 
     def _given(self, cls: type, side: Side) -> dict[str, Any]:
-        """Return the common settings of a side: its own name, and half of the memory for pages."""
+        """Return one side's values for the settings of class `cls`. It has its own name, and half of the KV
+        cache memory."""
         given = {each.name: getattr(self, each.name) for each in settings_of(cls)}
         return given | {
             "name": side_name(self.name, side),

@@ -34,13 +34,13 @@ from baton.worker.wiring import Fitting, Rank, Start
 
 PREFILL: Final = 0
 DECODE: Final = 1
-"""Index of the decode side in pairs."""
+"""Index of the decode side in pairs of a prefill and a decode value."""
 
 
 def run(settings: BothSettings, load: EnginePairLoader) -> int:
     """Run a worker of both sides until a signal stops it. Return the exit code.
 
-    `load`: loads the engines.
+    `load`: loads the engines of both sides.
     """
     threads = pin(settings.cpus, settings.threads)
     exit_reporter, settings = ExitReporter.prepare(settings, side_names(settings.name))
@@ -59,7 +59,8 @@ def run(settings: BothSettings, load: EnginePairLoader) -> int:
 async def serve_both(
     settings: BothSettings, load: Callable[[], tuple[Engine, Engine]], shutdown: asyncio.Event
 ) -> int:
-    """Run both sides until both have ended. Return the exit code. Raises the error that ends either."""
+    """Run the prefill and the decode side of this process until both have ended. Return the exit code. Raises
+    the error that ends either side."""
     engines, sides = SharedEngines(load), (settings.of_prefill, settings.of_decode)
     words = [worker_credential.draw() for _ in sides]
     mine = [worker_credential.incarnation_of(word) for word in words]
@@ -95,7 +96,7 @@ async def serve_both(
 
 
 async def _together(*sides: Any) -> int:
-    """Run both sides. Return the larger exit code.
+    """Run the coroutines of both sides. Return the larger of their exit codes.
 
     Raises the first error once the other side has ended, too.
     """
@@ -114,7 +115,8 @@ def _failed_first(tasks: list[asyncio.Task[int]]) -> list[asyncio.Task[int]]:
 
 
 class SharedEngines:
-    """Engines of both sides over one set of weights, loaded once, and the thread of their steps."""
+    """Engines of both sides over one set of weights, loaded once, and the thread that runs the steps of
+    both."""
 
     def __init__(self, load: Callable[[], tuple[Engine, Engine]]) -> None:
         self._load = load
@@ -126,7 +128,8 @@ class SharedEngines:
         self.thread = BorrowedThread(self._pool)
 
     def of(self, side: int) -> Engine:
-        """Load the engines if necessary, and return one side's. Blocks, and raises the error of loading."""
+        """Return one side's engine. Loads both engines if they are not loaded yet, which blocks. Raises the
+        error of loading."""
         with self._loading:
             if self._failed is not None:
                 raise self._failed
@@ -148,13 +151,13 @@ class SharedEngines:
         return fitted
 
     def close(self) -> None:
-        """End the thread after the running step."""
+        """End the thread of the engines after the running step."""
         self._pool.shutdown(wait=False)
 
     def _bind(self) -> None:
         self.of(DECODE).bind_thread()
 
-    # ---- as a Neighbour of the prefill side: decode, once that is there
+    # ---- as the prompt budget of the prefill side: that of the decode side, once it is made
 
     def chunk_tokens(self, most: int) -> int:
         return self._prompt_budget.chunk_tokens(most)
@@ -164,7 +167,7 @@ class SharedEngines:
 
 
 class BorrowedThread(Executor):
-    """Executor of a thread that several users share. No user ends it."""
+    """Executor on a thread that several users share. No user can end the thread."""
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread

@@ -1,7 +1,7 @@
-"""Grants that arrive before their rooms.
+"""Grants that reach a prefill worker before their rooms.
 
-A room is opened on both workers at once, so the receiver may be faster. Its grant creates no room here
-(`room-issued`). It waits here, and is applied when the room has opened.
+The bootstrap opens a room on both workers at once, so the decode worker may be faster. Its grant does not
+create the room here (`room-issued`). The grant waits, and is applied when the room has opened.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Final
 from baton.ids import Incarnation, RoomId
 
 EARLY_GRANT_S: Final = 60.0
-"""Seconds for which a grant waits. It is the time in which the router delivers a room to both workers
-(`baton.fleet.room_table.DELIVERY_MS`)."""
+"""Seconds for which a grant waits for its room to open. It is the time in which the router delivers a room to
+both workers (`baton.fleet.room_table.DELIVERY_MS`)."""
 
 
 @dataclass(eq=False, slots=True)
 class EarlyGrant:
-    """Waiting grant of one receiver."""
+    """Grant of one decode worker that waits for its room to open."""
 
     room: RoomId
     receiver: Incarnation
@@ -29,10 +29,11 @@ class EarlyGrant:
 
 
 class EarlyGrants:
-    """Waiting grants by room and receiver, on the leader. Grants of one receiver never displace another's."""
+    """Grants that wait for their rooms, by room and decode worker, on the leader. Grants of one decode worker
+    never displace another's."""
 
     def __init__(self, most: int) -> None:
-        """Make it empty. `most`: most waiting grants of one receiver."""
+        """Make it without grants. `most`: most waiting grants of one decode worker."""
         self._most = most
         self._grants: dict[RoomId, dict[Incarnation, EarlyGrant]] = {}
         self._counts: Counter[Incarnation] = Counter()
@@ -43,10 +44,11 @@ class EarlyGrants:
     def add(
         self, room: RoomId, receiver: Incarnation, apply: Callable[[], None], expired: Callable[[], None]
     ) -> EarlyGrant | None:
-        """Add a grant. `apply` is called when the room opens, `expired` if it does not in time.
+        """Add a grant that waits for its room. Return it.
 
-        It replaces an earlier grant of the same room and receiver, sent on another stream, without any
-        call. Return None, without any call, if the receiver has too many.
+        `apply`: called when the room opens. `expired`: called if the room does not open in time. An earlier
+        grant of the same room and receiver, from another stream, is dropped without a call. Return None,
+        without any call, if the receiver has too many waiting grants.
         """
         before = self._grants.get(room, {}).get(receiver)
         if before is not None:
@@ -66,7 +68,8 @@ class EarlyGrants:
             grant.apply()
 
     def drop(self, grant: EarlyGrant) -> None:
-        """Drop a grant. Idempotent. A later one in its place stays."""
+        """Remove a waiting grant without a call. Idempotent. A later grant of the same room and receiver
+        stays."""
         grants = self._grants.get(grant.room, {})
         if grants.get(grant.receiver) is not grant:
             return

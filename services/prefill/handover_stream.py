@@ -1,8 +1,9 @@
 """Stream of one decode worker to this prefill worker.
 
-Requests for many rooms at one time arrive in one message, enter one turn, and are answered in one message.
-A request is answered when a turn has taken it, a close when it is proven. Nothing here has a deadline: as
-long as the stream lives, the receiver knows that this worker does.
+Requests for many rooms at one time arrive in one message, enter one turn, and are answered in one message. A
+connect or a grant is answered when a turn has applied it. A close is answered when it is proven that no write
+of its room can follow. No request has a deadline: as long as the stream lives, the receiver knows that this
+worker does.
 """
 
 import asyncio
@@ -22,17 +23,17 @@ from baton.wire.errors import refusal_to_wire
 from baton.wire.layout_messages import layout_to_wire
 
 ANSWERS_MAX: Final = 4_096
-"""Most answers that the receiver has not taken, above what its rooms can request. Beyond it no message is
+"""Most answers that wait for the decode worker to read them. While there are more, no message of it is
 read."""
 MESSAGE_MAX: Final = 1_024
-"""Most answers in one message."""
+"""Most answers in one message to the decode worker."""
 
 Answer: TypeAlias = inference_pb2.ConnectReply | inference_pb2.GrantReply | inference_pb2.CloseReply
 
 
 class HandOverStream:
-    """Stream of one receiver. When it ends, its requests are forgotten: rooms end by deadline or by their
-    next close."""
+    """Stream of one decode worker. When it ends, its requests are forgotten: rooms end by deadline or by
+    their next close."""
 
     def __init__(self, work: PrefillWork) -> None:
         self._work = work
@@ -40,17 +41,18 @@ class HandOverStream:
         self._mine = work.ports.incarnation
         self._layouts = work.ports.layouts
         self.receiver: Incarnation | None = None
-        """Incarnation of the receiver, once proven."""
+        """Incarnation of the decode worker. None until it has proven its identity."""
         self._secret = b""
         self.unsent: deque[Answer] = deque()
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._pending: set[asyncio.Future[None]] = set()
-        """Requests without a result of a turn, and closes without a proof."""
+        """Futures of requests that no turn has applied yet, and of closes that are not proven yet."""
         self.early_grants: dict[RoomId, EarlyGrant] = {}
-        """Grants that wait for their rooms."""
+        """Grants of this stream that wait for their rooms to open."""
         self._closing: set[RoomId] = set()
-        """Rooms with an unanswered close. Results of their grants are not sent any more."""
+        """Rooms with an unanswered close. A second close of such a room is ignored, and a grant does not wait
+        for it to open."""
         self._end: Exception | None = None
         self._over = False
         self._reading: asyncio.Task[None] | None = None
@@ -61,7 +63,10 @@ class HandOverStream:
         requests: AsyncIterator[inference_pb2.HandOverRequest],
         greeted: Callable[["HandOverStream"], None],
     ) -> AsyncIterator["HandOverStream"]:
-        """Process `requests` while the context lasts. `greeted`: called when the receiver is known."""
+        """Process the messages of the stream while the context lasts.
+
+        `greeted`: called when the decode worker has proven its identity.
+        """
         self._reading = asyncio.create_task(self._read(requests, greeted))
         self._reading.add_done_callback(lambda _: self._news.set())
         try:
@@ -75,7 +80,7 @@ class HandOverStream:
                 self._work.early.drop(self.early_grants.popitem()[1])
 
     async def messages(self) -> AsyncGenerator[inference_pb2.HandOverReply, None]:
-        """Yield the answers, a message at a time, until the stream ends. Raises the error that ended it."""
+        """Yield messages with answers until the stream ends. Raises the error that ended it."""
         while not self._over:
             await self._news.wait()
             self._news.clear()
@@ -93,7 +98,7 @@ class HandOverStream:
         self._end, self._over = error, error is None
         self._news.set()
 
-    # ---- questions
+    # ---- requests
 
     async def _read(
         self,
@@ -112,15 +117,16 @@ class HandOverStream:
                 await self._taken.wait()
 
     def _greet(self, request: inference_pb2.HandOverRequest) -> None:
-        """Check a greeting. Raises WrongIncarnation, UnknownReceiver, NotAdmitted."""
+        """Check the greeting at the start of a stream. Raises WrongIncarnation, UnknownReceiver,
+        NotAdmitted."""
         greeting = request.greeting
         check_incarnation(self._mine, greeting.incarnation)
         self._work.receivers.check(Incarnation(greeting.receiver), greeting.secret)
         self.receiver, self._secret = Incarnation(greeting.receiver), greeting.secret
 
     def _take(self, request: inference_pb2.HandOverRequest) -> None:
-        """Enter all requests of a message into one turn. Raises UnknownReceiver if the receiver is gone
-        meanwhile."""
+        """Put all requests of a message into the mailbox, for one turn. Raises UnknownReceiver if the
+        receiver is gone meanwhile."""
         if self.receiver is None:
             raise AssertionError("nobody has greeted")
         self._work.receivers.check(self.receiver, self._secret)

@@ -5,22 +5,24 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Overlap:
-    """Overlap of one room. Time of a transfer during a step does not delay its answer."""
+    """Overlap of one room's transfer with engine steps. Transfer time during a step does not delay the
+    response."""
 
     length: int = 0
-    """Bytes whose writes are known to have ended."""
+    """Bytes of the room's pages whose writes are known to have ended."""
     spent_us: int = 0
     """Microseconds during which ready pages were not all written."""
     hidden_us: int = 0
-    """Microseconds of that during which a step ran."""
+    """Microseconds of `spent_us` during which a step ran."""
     _until_us: int | None = None
-    """Time in microseconds up to which the present transfer is counted."""
+    """Time in microseconds up to which the present transfer is counted. None while all ready pages are
+    written."""
 
     def looked(self, start_us: int, stop_us: int, *, goes_on: bool, beside: bool) -> None:
-        """Add one look at the pages of a room that had pages to write.
+        """Count the time since the last poll of a room that has pages to write.
 
-        `start_us`, `stop_us`: begin and end of the look, in microseconds. `goes_on`: whether pages were
-        left at its end. `beside`: whether a step was running.
+        `start_us`, `stop_us`: begin and end of this poll, in microseconds. `goes_on`: whether pages were left
+        at its end. `beside`: whether a step was running.
         """
         spent_us = stop_us - (start_us if self._until_us is None else self._until_us)
         self.spent_us += spent_us

@@ -1,4 +1,4 @@
-"""Commands that only a prefill worker has: what each changes on a rank."""
+"""Handlers of the commands that only a prefill worker has. Every rank applies the same commands."""
 
 from baton.handover.route import Route
 from baton.handover.sending_side import SendingSide

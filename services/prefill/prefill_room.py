@@ -1,4 +1,4 @@
-"""Record of a room on a prefill worker, with the fields of its driver."""
+"""Record of a room on a prefill worker, with fields for the engine, the transfer and the caller."""
 
 from collections import abc
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from baton.wire.conversions import SCORE_MESSAGES_MAX, scores_to_wire
 from baton.worker.called_room import CalledRoom
 
 REPLIES_MAX: Final = 4 + SCORE_MESSAGES_MAX
-"""Most messages of a room's stream: accepted, scores of the prompt, first token, outcome."""
+"""Most messages in a room's reply stream: accepted, scores of the prompt, first token, outcome."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     sequence: Sequence = field(init=False)
     push: RoomTransfer = field(init=False)
-    """Writes of the room, once it has begun."""
+    """Writes of the room to its receiver. Set once the room has its pages."""
     overlap: Overlap = field(default_factory=Overlap, init=False)
     reported_tokens: int = field(default=0, init=False)
     """Number of leading tokens that the timeline reports as computed."""
@@ -37,11 +37,12 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Sequences that are sampled."""
+        """Sequences of the room that the engine samples: a single one."""
         return [self.sequence]
 
     def pages_checksum(self, heads: abc.Sequence[GroupHead]) -> int:
-        """Return the sum of the pages for a receiver's rank with these KV heads, as the record has it."""
+        """Return the sum of the room's pages for one rank of the receiver, as the metadata record has it.
+        `heads`: KV heads of that rank. 0 if no sum is computed."""
         summed = self.sequence.page_sum
         return 0 if summed is None else nonzero_sum(summed.of(heads))
 
@@ -50,12 +51,12 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     @property
     def scored(self) -> int:
-        """Number of scored prompt tokens."""
+        """Number of prompt tokens whose log-probabilities were computed so far."""
         return 0 if self.sequence.scores is None else len(self.sequence.scores.values)
 
     @property
     def under_way(self) -> bool:
-        """Whether something is to be written or is being written."""
+        """Whether data of the room is to be written, or is being written, to the receiver."""
         return self.begun and self.push.under_way
 
     @property
@@ -64,7 +65,7 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
         return self.phase is Phase.FAILED and self.proof is None and self.under_way
 
     def reply_scores(self) -> None:
-        """Send the scores of all prompt tokens, in order."""
+        """Send the caller the scores (log-probabilities) of all prompt tokens, in order."""
         if self.replies is not None and self.sequence.scores is not None:
             for scores in scores_to_wire(self.sequence.scores.values):
                 self.reply(inference_pb2.RunRoomReply(scores=scores))

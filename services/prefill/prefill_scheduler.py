@@ -18,9 +18,9 @@ from baton.worker.prompt_chunks import PromptChunk, next_chunks
 from baton.worker.step_scheduler import StepScheduler
 
 RATED_TOKENS: Final = 64
-"""Fewest tokens of a step that counts for the measured rate. Smaller steps take longer per token."""
+"""Fewest tokens in a step that counts for the measured token rate. Smaller steps take longer per token."""
 CHUNK_LINES_MAX: Final = 64
-"""Most chunk lines in one room's timeline, except for steps whose budget it shared."""
+"""Most lines about computed chunks in one room's timeline."""
 
 
 class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
@@ -46,10 +46,10 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         self._scored_tokens = scored_tokens
         self._prompt_budget = prompt_budget
         self._left = chunk_tokens
-        """Prompt tokens that the budget left to the running step."""
+        """Most prompt tokens that the prompt budget allowed the running step."""
 
     def start(self) -> None:
-        """Start the next step, if there is one. Only while `free`."""
+        """Start the next step if a prompt is to be computed. Call it only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
         self._left = self._prompt_budget.chunk_tokens(self._chunk_tokens)
         costs = self.cost.agreed
@@ -64,7 +64,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         self._start(parts, [part.row for part in parts])
 
     def observe(self) -> bool:
-        """Process the end of a step. Return whether one has ended."""
+        """Process the results of a step that has ended. Return whether one has ended."""
         ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
@@ -90,7 +90,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         return True
 
     def _computed(self, room: PrefillRoom) -> None:
-        """Report a chunk, or the first token after the last one."""
+        """Report a computed chunk to the timeline. After the last chunk, send the caller the first token."""
         if room.first is None:
             # Chunk lines of a long prompt must not displace later lines.
             if room.computed - room.reported_tokens >= room.request.prefill_tokens / CHUNK_LINES_MAX:

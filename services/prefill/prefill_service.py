@@ -39,7 +39,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     def __init__(self, work: PrefillWork) -> None:
         self._work = work
         self.streams: dict[Incarnation, HandOverStream] = {}
-        """Latest stream of each receiver."""
+        """Latest stream of each decode worker, by its incarnation."""
 
     async def HandOver(
         self,
@@ -60,7 +60,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
                 del self.streams[stream.receiver]
 
     async def leave(self) -> None:
-        """End every stream. This worker has no memory left that a receiver could ask about."""
+        """End the streams of all decode workers, after the last turn of this worker."""
         for stream in self.streams.values():
             stream.end()
 

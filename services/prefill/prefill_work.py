@@ -1,8 +1,8 @@
-"""Work of a prefill rank in its turns.
+"""Work of a prefill rank in each turn of its worker's loop.
 
-Queues, in the terms of SGLang: *bootstrap* (no destination yet), *waiting* (destination known, not
-computed), *inflight* (computed, not all written). The queue of a room follows from its phase and from how
-much of its prompt is computed. There are no lists beside the roster that could contradict it.
+Queues, in the terms of SGLang: *bootstrap* (no destination yet), *waiting* (destination known, not computed),
+*inflight* (computed, not all written). The queue of a room follows from its phase and from how much of its
+prompt is computed. There are no lists besides the roster that could contradict it.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ from baton.worker.prompt_budget import FULL_BUDGET, PromptBudget
 from baton.worker.rank_work import RankWork
 
 EARLY_PER_PLACE: Final = 4
-"""Most waiting grants of one receiver, for each room that this worker can have.
+"""Most waiting grants of one decode worker, as a multiple of the rooms that this worker can have.
 
-A receiver grants no more rooms than both workers can have, and some of them may already be over here.
+A decode worker grants no more rooms than both workers can have, and some of them may already be over here.
 """
 SCORED_TOKENS: Final = 64
-"""Scored tokens of a step if the engine gives no limit."""
+"""Most prompt tokens that a step scores (gives log-probabilities) if the engine has no limit of its own."""
 LOOKS_MAX: Final = 16
-"""Turns without a pause after a write has moved, while no step runs. Most writes end sooner than the
-shortest pause."""
+"""Number of turns without a pause after a write has progressed, while no step runs. Most writes end sooner
+than the shortest pause."""
 
 
 class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
-    """The prefill side of `baton.worker.turn_loop.Work`."""
+    """Work of one prefill rank in each turn. It implements `baton.worker.turn_loop.Work`."""
 
     roster: Roster[PrefillRoom]
     scheduler: PrefillScheduler
@@ -91,13 +91,14 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         self._commands = PrefillCommands(sending, self.callers, ports, computing.cost, self.early, routes)
         self._pushes = TransferScheduler(sending, ports, metrics, window_bytes)
         self._connecting: list[Answer] = []
-        """Functions that set the results of this turn's connections."""
+        """Functions that answer the connects of this turn, in order."""
         self.closers: dict[RoomId, set[asyncio.Future[None]]] = {}
-        """Futures of callers that wait for the proof that a room is quiet."""
+        """Futures of handlers that wait for the proof that a closed room's writes have ended, by room."""
         self._looks = 0
-        """Number of turns without a pause that are left."""
+        """Number of turns without a pause that are left, of LOOKS_MAX."""
         self._is_delayed = False
-        """Whether this turn posts no writes. It never happens twice in a row, however fast steps are."""
+        """Whether this turn posts no writes, so that first tokens and the next step come first. It never
+        happens twice in a row, however fast steps are."""
 
     # ---- what the handlers of the leader call
 
@@ -175,7 +176,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         late_s = deadline_s(self.roster, self.ports.clock.now_ms())
         return await self.ports.mailbox.rest(min(look_s, late_s))
 
-    # ---- what the hand-over asks of the world
+    # ---- requests of the hand-over core
 
     def _do(self, request: SenderRequest) -> None:
         match request:

@@ -1,4 +1,4 @@
-"""Decode workers that may use this prefill worker: those that a room named, and that prove their identity
+"""Decode workers that may use this prefill worker: some room named them, and they prove their identity
 (`authorised-writer`).
 
 Only the leader has this table, because it is the only rank that other processes call. Its answers hold for
@@ -15,12 +15,12 @@ from baton.wire.errors import NotAdmitted, UnknownReceiver
 from baton.wire.receiver_secret import DIGEST_BYTES, matches_secret
 
 NAMED_MAX: Final = 4_096
-"""Most receivers, above the number of live decode workers of a stack. Beyond it, the one that was named
-longest ago is forgotten until the next room names it."""
+"""Most remembered decode workers, more than a deployment has alive. Beyond it, the one that was named longest
+ago is forgotten until the next room names it."""
 
 
 class Receivers:
-    """Named receivers by incarnation."""
+    """Decode workers that rooms have named, by incarnation, each with the digest of its secret."""
 
     def __init__(self) -> None:
         self._digests: OrderedDict[Incarnation, bytes] = OrderedDict()
@@ -29,7 +29,8 @@ class Receivers:
         return len(self._digests)
 
     def name(self, peer: rooms_pb2.Peer) -> None:
-        """Name the decode worker of a room. Raises PeerFault for a missing or different secret digest."""
+        """Remember the decode worker of a room. Raises PeerFault if the digest of its secret is missing, or
+        differs from an earlier one."""
         receiver = Incarnation(peer.incarnation)
         if len(peer.secret_digest) != DIGEST_BYTES:
             raise PeerFault(f"decode worker {peer.name[:64]!r} comes without the digest of its secret")
@@ -43,8 +44,8 @@ class Receivers:
             self._digests.popitem(last=False)
 
     def check(self, receiver: Incarnation, secret: bytes) -> None:
-        """Check a receiver's secret. Raises UnknownReceiver if no room has named it, NotAdmitted for a
-        wrong secret."""
+        """Check the secret of a decode worker. Raises UnknownReceiver if no room has named it, NotAdmitted
+        for a wrong secret."""
         digest = self._digests.get(receiver)
         if digest is None:
             raise UnknownReceiver(f"no room has named receiver {receiver:#x}")
@@ -52,5 +53,5 @@ class Receivers:
             raise NotAdmitted(f"this is not the secret of receiver {receiver:#x}")
 
     def forget(self, receiver: Incarnation) -> None:
-        """Forget a receiver whose process is gone. Idempotent."""
+        """Forget a decode worker whose process is gone. Idempotent."""
         self._digests.pop(receiver, None)

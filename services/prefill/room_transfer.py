@@ -1,11 +1,11 @@
 """Writes of one room: its pages, its record and its seal, from this rank to the receiver.
 
-Pages leave in windows as chunks are computed. The bytes of a window are located when it is posted, so that
-a turn costs no more for a long prompt. When the whole prompt is computed, the elected rank writes the
-record to each rank of the receiver, before the remaining pages. So the receiver knows that the seal is
-near. When the writes of every rank of this worker are DONE, the elected rank writes the seals (`seal-last`,
-`one-writer`). Nothing relies on an order between two writes. A room without pages to send has a record and
-a seal all the same (`zero-page-hand-over`).
+Pages are sent in windows (writes of bounded size) as chunks are computed. The bytes of a window are located
+when it is posted, so that a turn costs no more for a long prompt. When the whole prompt is computed, the
+elected rank writes the record to each rank of the receiver, before the remaining pages. So the receiver knows
+that the seal is near. When the writes of every rank of this worker are DONE, the elected rank writes the
+seals (`seal-last`, `one-writer`). Nothing relies on an order between two writes. A room without pages to send
+has a record and a seal all the same (`zero-page-hand-over`).
 """
 
 from collections import deque
@@ -26,31 +26,31 @@ from baton.transfer.transfer_protocol import SLOTS, PutId, PutState, Run, Transf
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3
-"""Most windows of one room that a turn posts."""
+"""Most windows (writes of bounded size) that one room posts in a turn."""
 WINDOWS_A_TURN_MAX: Final = 6
-"""Most windows of all rooms that a turn posts. Some transports copy while posting."""
+"""Most windows that all rooms together post in a turn. Some transports copy the bytes while posting."""
 RUNS_MAX: Final = 4096
-"""Most runs of a window. Each costs a microsecond or two, here and in the transfer."""
+"""Most runs of adjacent bytes in one window. Each costs a microsecond or two, here and in the transfer."""
 
 
 class TransferStage(Enum):
     PAGES = "pages"
-    """Pages and the record are written."""
+    """Stage in which pages and the metadata record are written."""
     SEAL = "seal"
-    """The seal is to be written: every rank has written the rest."""
+    """Stage in which the seal is to be posted: every rank has written the rest."""
     SEALING = "sealing"
     SEALED = "sealed"
 
 
 @dataclass(slots=True)
 class Quota:
-    """Number of windows that all rooms together may still post in this turn."""
+    """Budget of a turn: the number of windows that all rooms together may still post in it."""
 
     windows: int = WINDOWS_A_TURN_MAX
 
 
 class RoomTransfer:
-    """Writes of one room. `advance` is called every turn, and never waits."""
+    """Writes of one room to its receiver. `advance` is called every turn, and never waits."""
 
     def __init__(
         self,
@@ -75,32 +75,35 @@ class RoomTransfer:
         self._grant = grant
         self._window_bytes = window_bytes
         self._targets = [each for each in route.targets if not each.plan.empty]
-        """Ranks of the receiver that get pages of this rank."""
+        """Ranks of the receiver to which this rank sends pages."""
         stretches = [each.plan.stretch(window_bytes, RUNS_MAX) for each in self._targets]
         self._stretch = min(stretches, default=0)
-        """Number of positions that are planned together, for one target after the other."""
+        """Number of positions whose writes are planned at a time, for one target rank after the other."""
         self._staging = staging
         self._staging_offset = staging_index * SLOT_BYTES
         self._slot_offset = grant.slot * SLOT_BYTES
         self._ready = grant.prefix_tokens
-        """Position up to which pages may leave, or were cached by the receiver."""
+        """Position up to which pages may be sent, or are in the receiver's prefix cache."""
         self._planned = grant.prefix_tokens
-        """Position up to which all targets are planned."""
+        """Position up to which the writes to all target ranks are planned."""
         self._planning = (0, 0)
-        """End of the stretch that follows, and number of targets that are planned for it."""
+        """Stretch that is being planned: its end position, and the number of target ranks for which it is
+        planned."""
         self._complete = False
         self._waiting: deque[tuple[Incarnation, str, Window]] = deque()
         self.in_flight: dict[PutId, int] = {}
-        """Bytes of pages in each write under way. 0 for writes from the metadata slot."""
+        """Bytes of pages in each write under way, by the id of the write. 0 for writes from the metadata
+        slot."""
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
         self._seal = b""
         self.stage = TransferStage.PAGES
         self.failure: str | None = None
 
     def ready(self, tokens: int, *, complete: bool = False) -> None:
-        """Note that the first `tokens` positions are final, so that whole pages of them may leave.
+        """Allow the whole pages of the first `tokens` positions to be sent, because their KV is final.
 
-        `complete`: whether these are all, so that the last pages leave even if not full.
+        `complete`: whether these are all positions, so that the last pages are sent even if they are not
+        full.
         """
         stop = tokens if complete else tokens // self._block_tokens * self._block_tokens
         self._complete |= complete
@@ -110,19 +113,19 @@ class RoomTransfer:
 
     @property
     def sealed(self) -> bool:
-        """Whether the writes of the seals are DONE."""
+        """Whether the writes of the seals to all ranks of the receiver are DONE."""
         return self.stage is TransferStage.SEALED
 
     @property
     def written(self) -> bool:
-        """Whether all pages were ready, and their writes and those of the records are DONE."""
+        """Whether all pages of the room were ready, and their writes and those of the records are DONE."""
         return self._complete and self.failure is None and not (self._unposted or self.in_flight)
 
     def add_record(self, record: MetadataRecord, checksum: Callable[[Sequence[GroupHead]], int]) -> None:
-        """Add the metadata record for each rank of the receiver. It leaves at once.
+        """Queue the metadata record for each rank of the receiver, and post the first one at once.
 
-        Called by the elected rank only, with the last pages. `checksum`: returns the sum of the pages for
-        the KV heads of a receiver's rank.
+        Called by the elected rank only, with the last pages. `checksum`: returns the sum of the pages for the
+        KV heads of a receiver's rank.
         """
         sums = [(checksum(target.heads), target.peer) for target in self._route.targets]
         for value, group in groupby(sums, key=lambda each: each[0]):
@@ -135,15 +138,16 @@ class RoomTransfer:
             self.failure = str(error)
 
     def seal(self) -> None:
-        """Write the seals, because every rank has written the rest. Call it after `add_record`."""
+        """Allow the seals to be written, because every rank has written the rest. Call it after
+        `add_record`."""
         self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
         self.stage = TransferStage.SEAL
 
     def advance(self, count_bytes: Callable[[int], None], quota: Quota | None = None) -> bool:
         """Poll writes under way and post the next ones, at most POSTS_A_TURN_MAX.
 
-        `quota`: windows left for all rooms. A record or a seal costs next to nothing. Return whether
-        something moved.
+        `quota`: windows left for all rooms. A record or a seal costs next to nothing. Return whether a write
+        was posted or has ended, or the transfer has failed.
         """
         quota = quota or Quota()
         moved = False
@@ -175,12 +179,12 @@ class RoomTransfer:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for the engine: no write is under way, and none is due."""
+        """Whether the transfer waits for the engine: no write is under way, and none is due."""
         return not (self._complete or self.under_way or self.failure)
 
     @property
     def _unposted(self) -> bool:
-        """Whether a ready page is not posted yet."""
+        """Whether a record or a ready page is not posted yet."""
         return bool(self._records) or self._pages_left
 
     @property
@@ -202,7 +206,7 @@ class RoomTransfer:
         return moved
 
     def _plan(self) -> None:
-        """Plan the writes of the next stretch to the next target."""
+        """Plan the writes of the next stretch of positions to the next target rank."""
         stop, count = self._planning
         if count == 0:
             stop = min(self._planned + self._stretch, self._ready)

@@ -1,7 +1,7 @@
-"""Routes from this rank to the memory of each decode worker's ranks.
+"""Routes from this prefill rank to the memory of each decode worker's ranks.
 
-A route leads to one exposure. A decode worker that takes its memory back exposes it anew under other names,
-and writes by the old route fail.
+A route leads to one exposure. A decode worker that takes its memory back exposes it anew under other ids, and
+writes by the old route fail.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from baton.wire.layout_messages import checksum_from_wire, layout_from_wire
 
 
 class Routes:
-    """Routes by the incarnation of the decode worker."""
+    """Routes to the memory of decode workers, by the incarnation of the decode worker."""
 
     def __init__(
         self,
@@ -47,11 +47,12 @@ class Routes:
         return self._rank == 0
 
     def connect(self, wire: inference_pb2.ConnectRequest) -> None:
-        """Connect to a decode worker's memory. It replaces an older exposure, writes to which then fail.
+        """Connect to a decode worker's memory. The new route replaces one to an older exposure, writes to
+        which then fail.
 
         Raises WorkerRefused and LayoutMismatch, which name the differing field, and Malformed: the same on
-        every rank. Raises NotConnected if this rank cannot reach the memory now, or this exposure no more.
-        Raises NotQuiet if only unfinished writes prevent it.
+        every rank. Raises NotConnected if this rank cannot reach the memory now, or if the exposure is
+        outdated. Raises NotQuiet if only unfinished writes prevent the connection.
         """
         if wire.schema != SCHEMA_HASH:
             raise WorkerRefused("schema", SCHEMA_HASH, wire.schema)
@@ -92,7 +93,8 @@ class Routes:
         self._routes[receiver] = route
 
     def _check(self, receiver: Incarnation, endpoints: Sequence[Endpoint]) -> None:
-        """Check endpoints before any route is dropped for them. Raises Malformed."""
+        """Check the endpoints of a decode worker before an older route is dropped for them. Raises
+        Malformed."""
         named = {each.incarnation for each in endpoints}
         if not receiver or 0 in named or len(named) != len(endpoints):
             raise Malformed("a receiver and each of its endpoints need an incarnation of their own")
@@ -129,7 +131,7 @@ class Routes:
     def forget(self, receiver: Incarnation, *, gone: bool) -> None:
         """Forget the route to a decode worker. Idempotent.
 
-        Writes under way may still land, unless the memory is `gone`.
+        `gone`: whether its memory is gone. If not, writes under way may still land.
         """
         route = self._routes.pop(receiver, None)
         if route is not None:

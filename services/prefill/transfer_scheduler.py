@@ -1,4 +1,4 @@
-"""Scheduling of the writes of all rooms in a turn, and their metrics."""
+"""Scheduling of all rooms' writes to decode workers in a turn, and the metrics of these writes."""
 
 from baton.engine_interface import PageSum
 from baton.handover.sending_side import SendingSide
@@ -28,10 +28,12 @@ class TransferScheduler:
         self._ports = ports
         self._metrics = metrics
         self._first: PrefillRoom | None = None
-        """First room that got no window in the last turn. It comes first in the next one."""
+        """First room that could post no write in the last turn, because the quota was used up. It comes first
+        in the next turn."""
 
     def begin(self, room: PrefillRoom, slot: Slot) -> None:
-        """Begin the writes of a room that has pages and a destination: whole pages leave from now on."""
+        """Begin the writes of a room that has pages and a destination. Its whole pages may be sent from now
+        on."""
         if room.grant is None or room.route is None:
             raise AssertionError(f"room {room.id} computes without a destination")
         if self._checksum is KvChecksum.PAGES:
@@ -48,8 +50,8 @@ class TransferScheduler:
         )
 
     def poll(self, *, beside: bool) -> bool:
-        """Advance the writes of every room: a few windows of all together leave, and no room waits for
-        long.
+        """Poll the writes of every room, and post the next ones within the quota of a turn. The order keeps
+        any room from waiting long.
 
         Arguments and result: see `poll_room`.
         """
@@ -63,9 +65,10 @@ class TransferScheduler:
         return moved
 
     def poll_room(self, room: PrefillRoom, quota: Quota | None = None, *, beside: bool) -> bool:
-        """Poll the writes of a room under way, and post the next ones. Return whether something moved.
+        """Poll the writes of one room, and post the next ones. Return whether a write was posted or has
+        ended.
 
-        `beside`: whether a step is running.
+        `quota`: windows that all rooms may still post in this turn. `beside`: whether a step is running.
         """
         if room.push.waits:
             return False
@@ -82,7 +85,8 @@ class TransferScheduler:
         return news
 
     def drain(self) -> bool:
-        """Poll the writes of failed rooms without posting more. Return True if those of one have ended."""
+        """Poll the writes of failed rooms without posting more. Return whether all writes of some room have
+        ended."""
         ended = False
         for room in self._sending.unproven():
             if not room.begun or room.push.drain(self._metrics.sent):
@@ -91,12 +95,13 @@ class TransferScheduler:
         return ended
 
     def give_up(self, room: PrefillRoom) -> None:
-        """Give a failed room up. The time of its pages counts all the same if they were not all written."""
+        """Stop to measure the transfer of a failed room. Its time until now is recorded if not all pages were
+        written."""
         if room.begun and not room.written:
             self._count(room)
 
     def _count(self, room: PrefillRoom) -> None:
-        """Record the time of a room's pages."""
+        """Record the transfer time of a room's pages in the metrics."""
         self._metrics.transferred(room.overlap.spent_us / 1e6, room.overlap.hidden_us / 1e6)
 
     def _advance(self, room: PrefillRoom, quota: Quota | None, *, beside: bool) -> bool:
