@@ -1,4 +1,5 @@
-"""Assembly of a rank of a worker: all that its turns use, in one value.
+"""Objects that the turns of a rank use, assembled in one value: memory, engine thread, transfer, clock and
+others.
 
 Production, the simulation, tests and benchmarks fill in `RankPorts`, and hand it to `DecodeWork` or to
 `PrefillWork`, which make the rest of the rank from it.
@@ -29,12 +30,12 @@ from baton.worker.step_thread import StepThread
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Memory of a rank that peers may write to, and the record of which room holds what of it."""
+    """Memory of a rank that peers may write to, and the holdings that record which room owns which part."""
 
     caches: Sequence[Movable]
-    """KV pages, by group."""
+    """Memory of the KV pages, by KV group."""
     slots: HostMemory
-    """Metadata slots."""
+    """Memory of the metadata slots."""
     holdings: Holdings
 
     @classmethod
@@ -47,7 +48,7 @@ class RankMemory:
         *,
         keeps_prefixes: bool = False,
     ) -> "RankMemory":
-        """Make the slots and the empty holdings of a rank.
+        """Make the metadata slots and the empty holdings of a rank.
 
         `pages`: number of pages in each of `caches`. `room_limit`: most rooms at a time, each with a slot.
         `keeps_prefixes`: keep the pages of finished rooms, for rooms that begin with the same tokens.
@@ -59,18 +60,18 @@ class RankMemory:
 
     @property
     def room_limit(self) -> int:
-        """Most rooms at a time."""
+        """Most rooms at a time, each with a metadata slot."""
         return len(self.holdings.slots)
 
     @property
     def regions(self) -> dict[str, Movable]:
-        """The memory by the names under which peers address it."""
+        """Memory regions of the rank by the names under which peers address them."""
         return {**{kv_region(group): cache for group, cache in enumerate(self.caches)}, SLOTS: self.slots}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RankPorts:
-    """What the turns of a rank use, whatever the role of its worker."""
+    """Objects and facts that the turns of a rank use, on a prefill and on a decode worker alike."""
 
     incarnation: Incarnation
     """Incarnation of the worker, the same for all its ranks."""
@@ -79,23 +80,23 @@ class RankPorts:
     rank: int = 0
     """This rank's index in `layouts`. Rank 0 leads."""
     bounds: ModelBounds
-    """The model's vocabulary and context length."""
+    """Limits of the model on requests, such as its vocabulary and context length."""
     checksum: KvChecksum = KvChecksum.RECORD
-    """Kind of checksum that proves each hand-over."""
+    """Kind of checksum that each hand-over is checked with (`--kv-checksum`)."""
     step_thread: StepThread
     """Thread on which the engine's steps run."""
     grammars: Grammars | None = None
-    """Compiler of grammars. None on a rank that does not sample."""
+    """Compiler of grammars for constrained output. None on a rank that does not sample."""
     memory: RankMemory
     exposure: Exposure
-    """Transfer endpoint by which peers know `memory`."""
+    """Transfer endpoint under whose id peers know `memory`."""
     mailbox: Mailbox
-    """Commands for the next turn."""
+    """Mailbox of commands from handlers, which the next turn takes."""
     reporter: Reporter
-    """Timeline lines for the bootstrap."""
+    """Sender of the rank's timeline lines to the bootstrap."""
     clock: Clock
     grammar_states: GrammarStates = field(init=False)
-    """Grammar states of rooms that wait for their grammar."""
+    """Grammar states that are being compiled, for the rooms that wait for them."""
 
     def __post_init__(self) -> None:
         self.grammar_states = GrammarStates(self.grammars, self.mailbox.wake)

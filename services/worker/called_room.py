@@ -19,18 +19,21 @@ class CalledRoom(Generic[Reply]):
     __slots__ = ()  # they are in the record
 
     REPLY: ClassVar[type[Any]]
-    """Message type of the replies."""
+    """Protobuf message type of the replies."""
 
     replies: Replies[Reply] | None = field(default=None, init=False)
-    """Queue of the caller's replies. None on other ranks, without a caller, and after the outcome."""
+    """Queue of replies to the room's caller. None on other ranks than the leader, without a caller, and after
+    the outcome."""
     voted: tuple[Phase, Vote] | None = field(default=None, init=False)
-    """Last vote of this rank that was reported, because other ranks voted differently."""
+    """Last vote of this rank that was reported to the timeline because other ranks voted differently, with
+    its phase."""
 
     def reply(self, reply: Reply) -> None:
         if self.replies is not None:
             self.replies.put_nowait(reply)
 
     def conclude(self, cause: Cause | None) -> None:
-        """Send the caller the outcome, its last reply."""
+        """Send the caller the outcome, which is the room's last reply. `cause`: cause of an early end, or
+        None."""
         self.reply(self.REPLY(outcome=outcome_to_wire(cause)))
         self.replies = None  # type: ignore[misc]

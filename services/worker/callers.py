@@ -1,7 +1,7 @@
-"""Callers of room streams, on the leader.
+"""Calls that open rooms on a worker and read their replies, on the leader.
 
-A call that opens a room enters a command, and then reads from its own queue, which the leader's turn fills.
-A call that ends early for any reason cancels its room, so that no room runs without a reader.
+A call puts a command into the mailbox, and then reads replies from its own queue, which the leader's turns
+fill. A call that ends early for any reason cancels its room, so that no room runs without a reader.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ AnyReply = TypeVar("AnyReply", contravariant=True)
 
 
 class Replies(Protocol[AnyReply]):
-    """Destination of a room's replies."""
+    """Queue that the replies of a room go to."""
 
     def put_nowait(self, reply: AnyReply, /) -> None:
         """Add a reply without waiting. Raises QueueFull beyond the number of replies that a room can have."""
 
 
 class Callers(Generic[Reply]):
-    """Calls whose rooms have not been opened yet: at most one a room. Used from one event loop."""
+    """Calls whose rooms have not been opened yet: at most one for each room. Used from one event loop."""
 
     def __init__(self, mailbox: Mailbox, here: Container[RoomId]) -> None:
-        """Make it without calls. `here`: rooms that are open on this worker."""
+        """Make it without calls. `here`: ids of the rooms that are open on this worker."""
         self._mailbox = mailbox
         self._here = here
         self._waiting: dict[RoomId, Replies[Reply]] = {}
@@ -39,14 +39,15 @@ class Callers(Generic[Reply]):
         return len(self._waiting)
 
     def take(self, room: RoomId) -> Replies[Reply] | None:
-        """Return the destination of an opened room's replies, or None on a rank without its call."""
+        """Return the reply queue of the call that opened a room, and forget it. None on a rank without this
+        call."""
         return self._waiting.pop(room, None)
 
     async def open(self, room: RoomId, command: group_pb2.Command, replies: Replies[Reply]) -> None:
-        """Open `room` by `command`. `replies` has its first reply on return.
+        """Open a room by a command, and wait until a turn has done so. `replies` then has the first reply.
 
-        Raises RoomExists while another call is opening it, and whatever opening it raised. After any other
-        exception, cancellation included, call `give_up`: a turn may still open the room.
+        Raises RoomExists while another call is opening the room, and any error of the command. After any
+        other exception, cancellation included, call `give_up`: a turn may still open the room.
         """
         if room in self._waiting:
             raise RoomExists(f"room {room} is being opened by another call")
@@ -58,13 +59,13 @@ class Callers(Generic[Reply]):
                 del self._waiting[room]
 
     async def cancel(self, request: inference_pb2.CancelRequest) -> bool:
-        """Cancel a room that anyone opened. Return whether it is here once a turn took the command. Raises
-        as `Mailbox.ask`."""
+        """Cancel a room, whichever call opened it. Return whether the room is on this worker once a turn took
+        the command. Raises the errors of `Mailbox.ask`."""
         await self._mailbox.ask(group_pb2.Command(cancel=request))
         return RoomId(request.room) in self._here
 
     def give_up(self, room: RoomId) -> None:
-        """Cancel a room whose caller is gone."""
+        """Cancel a room whose caller has ended its stream."""
         cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
         cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
         self._mailbox.put(group_pb2.Command(cancel=cancel))
@@ -73,10 +74,10 @@ class Callers(Generic[Reply]):
     async def calling(
         self, room: RoomId, command: group_pb2.Command, replies_max: int
     ) -> AsyncIterator[asyncio.Queue[Reply]]:
-        """Open `room` by `command`, and yield the queue of its replies, which holds the first one.
+        """Open a room by a command, and yield the queue of its replies, which has the first one.
 
-        `replies_max`: bound above the number of replies that the stream can carry. Raises as `open`. On any
-        exception but a refusal, cancellation included, the room is given up.
+        `replies_max`: bound above the number of replies that the stream can carry. Raises the errors of
+        `open`. On any exception but a refusal, cancellation included, the room is cancelled.
         """
         replies: asyncio.Queue[Reply] = asyncio.Queue(replies_max)
         try:

@@ -1,8 +1,9 @@
-"""Grammar states by room, for rooms whose grammar this rank compiles.
+"""Grammar states of rooms whose grammar this rank compiles.
 
-A grammar is compiled in parallel with the turns (`no-blocking`), from when its room is opened. A room without
-its compiled grammar waits as for its peer: within a deadline, and in its vote. A state is not handed over.
-Each room, and each of its choices, folds its own from the output (`mask-is-fold`).
+A grammar is compiled in parallel with the turns (`no-blocking`), from when its room is opened. Meanwhile
+this rank's vote keeps the room from advancing, within the room's deadline. Grammar states are not handed over
+between workers. Each choice of a room has its own, which follows from the grammar and the output so far
+(`mask-is-fold`).
 """
 
 import asyncio
@@ -27,8 +28,8 @@ NOT_HERE: Final = (
     "the grammar that intake took is not compiled here",
     "the output that the room goes on behind is not its grammar's",
 )
-"""Text of the cause, by whether the grammar was compiled and its worker lost. The exception is logged and
-not included, so that no cause contains parts of a grammar."""
+"""Texts for the cause of a grammar failure: the grammar did not compile, or the earlier output does not
+follow it. The exception is logged and not included, so that no cause contains parts of a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,15 @@ class GrammarStates:
         return len(self._waiting)
 
     def needs(self, request: Request) -> bool:
-        """Return whether a room of `request` has to wait for its grammar on this rank."""
+        """Return whether a room with this request has to wait for its grammar on this rank."""
         return self._shelf is not None and request.grammar is not None
 
     def begin(self, room: Room, *sequences: Sequence) -> None:
-        """Start to compile the grammar of a room, if this rank does so, and to fold the output that its
-        `sequences` share."""
+        """Start to compile the grammar of a room, if this rank compiles grammars and the request has one.
+
+        `sequences`: sequences of the room's choices. Each gets a state that has read the output which they
+        share.
+        """
         grammar = sequences[0].request.grammar
         if self._shelf is None or grammar is None:
             return
@@ -71,7 +75,8 @@ class GrammarStates:
         self._waiting[room.id] = _WaitingRoom(room, sequences, folds)
 
     def observe(self) -> bool:
-        """Take finished states. Return whether a waiting room got its state or failed."""
+        """Give finished grammar states to the sequences of their rooms. Return whether a waiting room got its
+        state or failed."""
         if not self._waiting:
             return False
         done = [each for each in self._waiting.values() if each.folds.done()]
@@ -90,7 +95,7 @@ class GrammarStates:
         return bool(done)
 
     def forget(self, room: RoomId) -> None:
-        """Drop a room that is over."""
+        """Drop a room that is over, and cancel the compilation for it."""
         waiting = self._waiting.pop(room, None)
         if waiting is not None:
             waiting.folds.cancel()

@@ -25,10 +25,11 @@ from baton.runtime.clock import Clock
 from baton.runtime.pending_events import PendingEvents
 
 LULL_PART: Final = 4
-"""Part of the share without events after which the handlers are done: one fourth.
+"""Divisor of the gRPC handlers' share of the event loop: their share ends if no event comes during a fourth
+of it.
 
-A library's threads take some ten microseconds from one event to the next, which is short compared with a
-long turn.
+A library's threads take some ten microseconds from one event to the next, which is short compared with a long
+turn.
 """
 SHARE_MAX_US: Final = 100_000
 """Longest share of the handlers, in microseconds. A turn takes a few milliseconds of the loop."""
@@ -45,7 +46,7 @@ class TimedGroup:
         self.rank = group.rank
         self.size = group.size
         self.waited_us = 0
-        """Microseconds that all calls have taken so far."""
+        """Total microseconds that calls of the group have taken so far."""
 
     @property
     def broken(self) -> str | None:
@@ -72,19 +73,20 @@ class TimedGroup:
 
 
 class LoopShare:
-    """Share of the handlers, in microseconds of `clock.host_us`."""
+    """Time for which gRPC handlers get the event loop after a turn, in microseconds of `clock.host_us`."""
 
     def __init__(self, clock: Clock, arrivals: PendingEvents, group: TimedGroup) -> None:
-        """Make it. `group`: rank group of the turns, whose waits are subtracted from their time."""
+        """Make it. `arrivals`: events that wait for the loop. `group`: rank group of the turns, whose waits
+        are subtracted from their time."""
         self._clock = clock
         self._arrivals = arrivals
         self._group = group
         self._began_us = self._turned_us = clock.host_us()
         self._waited_us = group.waited_us
-        """Microseconds of `group.waited_us` before the turns that count for the next share."""
+        """Value of `group.waited_us`, in microseconds, when the handlers' last share ended."""
 
     def turned(self) -> None:
-        """Note that a turn has ended after which the handlers may run."""
+        """Record that a turn has ended after which the handlers may run."""
         self._turned_us = self._clock.host_us()
 
     async def give(self) -> None:

@@ -15,8 +15,8 @@ from baton.wire.errors import CommandTooLong, MailboxFull
 from baton.wire.message_limits import TAKEN_BYTES_MAX
 
 COMMANDS_MAX: Final = 16_384
-"""Most waiting commands of callers that await the result. It is far above what a worker's rooms and leases
-can produce. As many commands again may wait that follow from accepted work, such as cancels."""
+"""Most waiting commands whose callers await the result. It is far above the number that a worker's rooms and
+leases can produce. As many commands again may wait that follow from accepted work, such as cancels."""
 
 TURN_COMMANDS_MAX: Final = 64
 TURN_OPENINGS_MAX: Final = 8
@@ -24,21 +24,21 @@ TURN_BYTES_MAX: Final = 64 << 10
 """Most bytes of several commands that one turn takes and broadcasts. The rest waits for the next turn.
 
 To open a room takes some hundred microseconds, and as much again for a prompt of thousands of tokens. Any
-other command takes a tenth of it. So no burst makes a turn long, and handlers run between its turns.
+other command takes a tenth of that. So no burst makes a turn long, and handlers run between its turns.
 """
 OPENINGS: Final = frozenset({"run", "stream"})
 
 FRAME_BYTES: Final = 8
-"""Most bytes that a command adds to a list besides its own length."""
+"""Most bytes that a command adds to a serialised list of commands, besides its own length."""
 
 
 Answer = Callable[[Exception | None], None]
-"""Function that sets the result of a command. Only its first call counts."""
+"""Function that sets the result of a command: None, or the error. Only its first call counts."""
 
 
 class News:
-    """Event with a bounded wait that cancels no task and raises no exception when time is up. Turns wait on
-    it all the time."""
+    """Event that a turn loop awaits with a time limit. The wait cancels no task and raises no exception when
+    time is up."""
 
     def __init__(self) -> None:
         self._there = False
@@ -86,15 +86,15 @@ class Mailbox:
         return not self.waiting
 
     def put(self, command: group_pb2.Command) -> None:
-        """Enter a command without a result. Raises MailboxFull at twice COMMANDS_MAX."""
+        """Add a command whose result is not awaited. Raises MailboxFull at twice COMMANDS_MAX waiting
+        commands."""
         self._append(command, None, 2 * COMMANDS_MAX)
 
     def enter(self, command: group_pb2.Command) -> asyncio.Future[None]:
-        """Enter a command. Return a future of its result: None, or the exception of applying it or of
-        `fail`.
+        """Add a command. Return a future of its result: None, or the exception of applying it or of `fail`.
 
-        Commands entered without a pause enter one turn, as far as a turn can carry them. Raises MailboxFull
-        or CommandTooLong if the command was not entered, and the exception of `fail`.
+        Commands that are added without a pause enter the same turn, as far as a turn can carry them. Raises
+        MailboxFull or CommandTooLong if the command was not added, and the exception of `fail`.
         """
         if self._end is not None:
             raise self._end
@@ -103,16 +103,16 @@ class Mailbox:
         return answer
 
     async def ask(self, command: group_pb2.Command) -> None:
-        """Enter a command and wait until it was applied, for as long as the caller does.
+        """Add a command and wait until a turn has applied it, for as long as the caller waits.
 
         A wait for a turn of this process proves nothing about any peer (`live-is-not-lost`). The worker's
-        health page shows turns that stand still, and `fail` ends all waits. Raises the exception of
-        applying the command, and as `enter`.
+        health page shows turns that stand still, and `fail` ends all waits. Raises the exception of applying
+        the command, and the errors of `enter`.
         """
         await self.enter(command)
 
     def wake(self) -> None:
-        """Ask for a turn without a command."""
+        """Request a turn without a command."""
         self.news.set()
 
     def take(self) -> bytes:
@@ -137,18 +137,19 @@ class Mailbox:
         return commands.SerializeToString()
 
     def answer(self, error: Exception | None) -> None:
-        """Set the result of the next taken command. Called once for each command, in order."""
+        """Set the result of the oldest taken command that has none. Called once for each command, in
+        order."""
         if not self.unanswered:
             return  # a follower has no callers
         _answer(self.unanswered.popleft(), error)
 
     def hold(self) -> Answer:
-        """Postpone the result of the next taken command. Return the function that sets it."""
+        """Postpone the result of the oldest taken command that has none. Return the function that sets it."""
         waiting = self.unanswered.popleft() if self.unanswered else None
         return lambda error: _answer(waiting, error)
 
     def fail(self, error: Exception) -> None:
-        """End the mailbox: no turn takes a command any more. All present and later callers get this
+        """Close the mailbox: no turn takes a command any more. All present and later callers get this
         exception."""
         self._end = error
         for answer in (*self.unanswered, *(answer for _, answer in self.waiting)):
@@ -157,7 +158,7 @@ class Mailbox:
         self.waiting.clear()
 
     async def rest(self, bound_s: float) -> bool:
-        """Wait for news, at most `bound_s` seconds. Return whether there is some."""
+        """Wait for a command or another event, at most `bound_s` seconds. Return whether there is one."""
         return await self.news.wait(bound_s)
 
     def _append(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:

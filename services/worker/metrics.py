@@ -1,7 +1,7 @@
-"""Metrics of every worker.
+"""Prometheus metrics of every worker.
 
-Gauges are set once a turn from a census, and never by single events, so that they cannot drift. At idle
-each is back at its start (`zero-at-idle`). Every series exists from the start of the process.
+Gauges are set once a turn from a census, and never by single events, so that they cannot drift. At idle each
+is back at its start (`zero-at-idle`). Every series exists from the start of the process.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,7 +57,7 @@ State = TypeVar("State", Phase, PageState)
 
 
 class Counts(Generic[Member]):
-    """A gauge for each member of a closed set. Unchanged values cost nothing."""
+    """Prometheus gauges, one for each member of an enumeration. Only values that changed are set."""
 
     def __init__(self, gauges: Mapping[Member, Gauge]) -> None:
         self._gauges: Mapping[Member, Gauge] = gauges
@@ -77,7 +77,7 @@ def _labelled(gauge: Gauge, members: Iterable[State]) -> Counts[State]:
 
 
 class _Total:
-    """A counter that follows a total that is counted elsewhere since the start."""
+    """Prometheus counter that follows a total which is counted elsewhere since the start."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -90,13 +90,13 @@ class _Total:
 
 
 class WorkerMetrics:
-    """Metrics in a given registry, so that tests are isolated."""
+    """Prometheus metrics that prefill and decode workers have in common, in a given registry."""
 
     def __init__(
         self, moves: Moves, queues: Mapping[RoomQueue, tuple[str, str]], registry: CollectorRegistry
     ) -> None:
-        """Make all series. `moves`: moves of this side's rooms. `queues`: name and help of the gauge of
-        each queue."""
+        """Make all series in `registry`. `moves`: moves of this side's rooms. `queues`: name and help text of
+        the gauge of each queue."""
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         phases = sorted({phase for phase, _ in moves}, key=list(Phase).index)
         rooms = gauge("baton_rooms", "Rooms held, by phase.", ["phase"])
@@ -152,8 +152,8 @@ class WorkerMetrics:
         self._turns = counter("baton_turns_total", "Turns of the worker's loop.")
 
     def record_rooms(self, census: Mapping[Phase, int], unknown: int) -> None:
-        """Set the gauges of rooms. `unknown`: evidence for rooms that are not here, counted since the
-        start."""
+        """Set the gauges of rooms by phase. `unknown`: number of messages about rooms that are not here,
+        since the start."""
         self._rooms.record(census)
         self._unknown.record(unknown)
 
@@ -165,12 +165,14 @@ class WorkerMetrics:
         self._slots.record(slots)
 
     def reused(self, tokens: int, of: int) -> None:
-        """Count `tokens` tokens of a beginning room that need not be computed or received."""
+        """Count the prompt tokens of a beginning room (`of`), and those of them whose KV was cached
+        (`tokens`)."""
         self._reused.inc(tokens)
         self._queried.inc(of)
 
     def record_turn(self, agreement_s: float, lines_dropped: int) -> None:
-        """Record a turn. `lines_dropped`: timeline lines lost since the start."""
+        """Record one turn. `agreement_s`: seconds that the ranks' agreement took. `lines_dropped`: timeline
+        lines lost since the start."""
         self._turns.inc()
         self._agreement.observe(agreement_s)
         self._lines.record(lines_dropped)

@@ -1,4 +1,4 @@
-"""Bounds for the rest between turns when nothing wakes them."""
+"""Time limits for the pause between two turns of a worker's loop, if no event ends the pause."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,8 +9,8 @@ from baton.rooms.room import Room
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
 DRAIN_S: Final = 0.01
-"""Seconds between looks while a failed room waits for its writes. Some backends complete writes only when
-polled."""
+"""Seconds between polls while the writes of a failed room have not ended. Some backends complete writes only
+when polled."""
 
 
 def deadline_s(rooms: Iterable[Room], now_ms: int) -> float:

@@ -1,15 +1,16 @@
-"""Chunks of prompts that the next step computes.
+"""Choice of the prompt chunks that the next step computes.
 
 Several prompts share a step, up to a budget of tokens. Half of the budget goes to the oldest rooms, so that
-every room makes progress. The other half goes to the prompts that need least, so that a short prompt does
-not wait for a very long one. The remainder goes to the oldest again. Prompts of equal length are computed
-one after the other, because each then ends as early as possible.
+every room makes progress. The other half goes to the prompts that need least, so that a short prompt does not
+wait for a very long one. The remainder goes to the oldest again. Prompts of equal length are computed one
+after the other, because each then ends as early as possible.
 
-First tokens come when their step ends. So a step that ends a prompt is not much longer than that prompt
-needs (`_lot`).
+First tokens come when their step ends. So a step that ends a prompt is not much longer than that prompt needs
+(`_lot`).
 
-A scored token takes longer than another, and counts for more of the budget (`counted-work`). So a step with
-scored prompts takes about as long as any other, and has room for other prompts.
+A token that is scored (for prompt log-probabilities) takes longer than another, and counts for more of the
+budget (`counted-work`). So a step with scored prompts takes about as long as any other, and has room for
+other prompts.
 
 The KV of a prompt's last chunk is the only part that a sender cannot write while another step runs. So the
 last chunk of a prompt of several steps is a small one.
@@ -27,12 +28,13 @@ from baton.engine_interface import Row
 from baton.rooms.request import Request
 
 STEPS_MIN: Final = 4
-"""Fewest steps of a prompt whose last chunk is made small. For shorter prompts another step costs more than
-it gains."""
+"""Fewest steps of a prompt whose last chunk is made small. For shorter prompts the additional step costs more
+than it gains."""
 LAST_SHARE: Final = 4
-"""Part of the budget for a small last chunk: one fourth."""
+"""Divisor of a step's token budget that gives the length of a small last chunk: a fourth."""
 LOT_MIN: Final = 64
-"""Smallest step that is cut short for others, in tokens. Smaller steps are not known to be quicker."""
+"""Fewest tokens to which a step is cut short so that first tokens come earlier. Smaller steps are not known
+to be quicker."""
 
 
 class PromptRoom(Protocol):
@@ -49,7 +51,8 @@ class PromptRoom(Protocol):
         """Number of leading tokens whose KV is in the room's pages."""
 
     def prompt_row(self, start: int, stop: int) -> Row:
-        """Return the row of positions [start, stop). The first token is sampled after the last known one."""
+        """Return the engine row for positions [start, stop). The first token is sampled after the last known
+        one."""
 
 
 P = TypeVar("P", bound=PromptRoom)
@@ -57,7 +60,8 @@ P = TypeVar("P", bound=PromptRoom)
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk(Generic[P]):
-    """Positions [start, stop) of one room's prompt, and of the output that it continues."""
+    """Chunk of a prompt: positions [start, stop) of one room's prompt, and of the output that it
+    continues."""
 
     room: P
     start: int
@@ -69,7 +73,7 @@ class PromptChunk(Generic[P]):
 
     @property
     def scored(self) -> int:
-        """Number of prompt tokens that the chunk scores."""
+        """Number of prompt tokens in the chunk whose log-probabilities are computed."""
         return max(min(self.stop, self.room.request.scores) - self.start, 0)
 
     @property
@@ -88,11 +92,11 @@ def next_chunks(
     score_price: int = 0,
     whole: bool = False,
 ) -> list[PromptChunk[P]]:
-    """Return the chunks of one step.
+    """Return the prompt chunks of the next step.
 
     `rooms`: rooms that may be computed, oldest first. `scored_tokens`: most tokens of the budget for scored
-    prompts, whose logits take memory. `sent`: whether the KV is written to a receiver. `fixed_tokens`:
-    number of prompt tokens that take as long as an empty step. None: unknown, and the whole budget is used.
+    prompts, whose logits take memory. `sent`: whether the KV is written to a receiver. `fixed_tokens`: number
+    of prompt tokens that take as long as an empty step. None: unknown, and the whole budget is used.
     `score_price`: additional cost of a scored token, in thousandths of a token. `whole`: prompts have one
     chunk, whatever the budget, and one of them is computed in a step.
     """
@@ -122,15 +126,16 @@ def next_chunks(
 
 
 def _costs(tokens: Sequence[int], prices: Sequence[int]) -> list[int]:
-    """Return the cost of each prompt in unscored tokens, rounded up. `prices`: in thousandths of a token."""
+    """Return the cost of each prompt's tokens, in plain (unscored) tokens, rounded up. `prices`: cost of a
+    token of each prompt, in thousandths."""
     return [-(-count * price // 1000) for count, price in zip(tokens, prices, strict=True)]
 
 
 def _bought(left: Sequence[int], prices: Sequence[int], budget_tokens: int) -> list[int]:
-    """Return how many tokens of each prompt the budget has room for.
+    """Return how many tokens of each prompt fit into the budget.
 
-    The oldest one gets at least one token at any cost. Otherwise an endless stream of cheaper ones would
-    block it.
+    The oldest prompt gets at least one token at any cost. Otherwise an endless stream of cheaper ones would
+    block it. `left`: remaining tokens of each prompt. `prices`: cost of a token of each, in thousandths.
     """
     costs = _costs(left, prices)
     shares = _shared(costs, budget_tokens)
@@ -145,10 +150,10 @@ def _bought(left: Sequence[int], prices: Sequence[int], budget_tokens: int) -> l
 
 
 def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
-    """Return the step length, in tokens, that minimises the mean wait for first tokens.
+    """Return the step length, in tokens, that nearly minimises the mean wait for first tokens.
 
     `left`: remaining cost of each prompt, oldest first. `waits`: cost of all waiting prompts. In steps of s
-    tokens, each prompt waits for the s / 2 tokens that its own step computes beside it. It also waits for
+    tokens, each prompt waits for the s / 2 tokens that its own step computes for others. It also waits for
     the fixed cost of half of the waits / s steps. The sum is least if s is the square root of waits *
     fixed_tokens (Harris's economic order quantity). The result is twice that. It costs present prompts a
     quarter more of both, and later ones half of the fixed cost. It is never shorter than one prompt needs.
@@ -158,7 +163,8 @@ def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
 
 
 def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
-    """Return how many tokens of a budget each prompt gets, by how many each wants, oldest first."""
+    """Return how many tokens of a budget each prompt gets. `wanted`: how many each could use, oldest
+    first."""
     left, takes = list(wanted), [0] * len(wanted)
 
     def take(order: Iterable[int], tokens: int, *, whole: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""Commands that both sides have: what each changes, the same on every rank."""
+"""Handlers of the commands that prefill and decode workers have in common. Every rank applies the same
+commands."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
@@ -23,7 +24,8 @@ Core = TypeVar("Core", bound=SendingSide[Any] | ReceivingSide[Any])
 
 
 class RankCommands(ABC, Generic[Core]):
-    """Applies commands. They open rooms, but end none: an end is voted."""
+    """Handler that applies commands on a rank. Commands open rooms, but do not end them: the ranks vote on an
+    end."""
 
     def __init__(self, core: Core, callers: Callers[Any], ports: RankPorts, cost: StepCost) -> None:
         self._core: Core = core
@@ -32,7 +34,8 @@ class RankCommands(ABC, Generic[Core]):
         self._cost = cost
 
     def apply(self, command: group_pb2.Command) -> None:
-        """Apply a command. Raises Refusal, PeerFault, Truncated and LayoutMismatch for its sender."""
+        """Apply a command. Raises Refusal, PeerFault, Truncated or LayoutMismatch as the answer to its
+        sender."""
         match command.WhichOneof("what"):
             case "cancel":
                 cause = cause_from_wire(command.cancel.cause)
@@ -50,7 +53,7 @@ class RankCommands(ABC, Generic[Core]):
 
     @abstractmethod
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
-        """Apply a command of this side alone. Return False if it has no such command."""
+        """Apply a command that only this side has. Return False if this side has no such command."""
 
     def _open(
         self,
@@ -58,10 +61,10 @@ class RankCommands(ABC, Generic[Core]):
         peer: rooms_pb2.Peer | None,
         field: str,
     ) -> Any:
-        """Open a room and accept it towards its caller. Return the room's record.
+        """Open a room on this rank, and send its caller `accepted`. Return the room's record.
 
-        `peer`: worker of the other side, or None if there is none. `field`: name of its field in the
-        message. Raises Malformed and Refusal.
+        `peer`: worker of the other side, or None if there is none. `field`: name of its field in the message.
+        Raises Malformed and Refusal.
         """
         name, request, ports = room_from_wire(wire.room), request_from_wire(wire.request), self._ports
         if peer is not None:

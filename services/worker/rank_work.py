@@ -1,4 +1,4 @@
-"""Work of a rank in its turns, the same on both sides.
+"""Common work of a prefill or decode rank in each turn.
 
 Commands, evidence and time go into the core (`baton.handover`). Its requests to the world are carried out
 here, and their results go into the core again. Nothing is decided here.
@@ -33,7 +33,8 @@ OwnRequest = TypeVar("OwnRequest")
 
 
 class RankWork(ABC, Generic[Reply, OwnRequest]):
-    """The part of `baton.worker.turn_loop.Work` that both sides share.
+    """Base class of `PrefillWork` and `DecodeWork`: the part of `baton.worker.turn_loop.Work` that they
+    share.
 
     `OwnRequest`: requests that only this side's core makes, besides `SideRequest`.
     """
@@ -55,7 +56,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         self._loads = 0
         """Number of loads reported so far, which numbers them."""
 
-    # ---- what one side alone does
+    # ---- methods and attributes of one side alone
 
     roster: Roster[Any]
     _commands: RankCommands[Any]
@@ -73,29 +74,30 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
 
     @abstractmethod
     def _do(self, request: OwnRequest) -> None:
-        """Carry out a request that only this side's core makes."""
+        """Carry out a request that only this side's hand-over core makes."""
 
     @abstractmethod
     def _load(self) -> WorkerLoad:
-        """Return the load by which the router places rooms here."""
+        """Return the load by which the router places rooms on this worker."""
 
     @abstractmethod
     def _queues(self, rooms: Mapping[Phase, int]) -> Mapping[RoomQueue, int]:
         """Return the number of rooms in each queue. `rooms`: number of rooms in each phase."""
 
-    # ---- what the leader's process calls
+    # ---- calls of the leader's process
 
     @property
     def draining(self) -> bool:
         return self._core.draining
 
     def names_of(self, room: RoomId) -> Mapping[str, str]:
-        """Return the log names of a room's request. Empty once the room is retired."""
+        """Return the ids of a room's request for log lines, by field name. Empty once the room is retired."""
         names: Mapping[str, str] = self.roster.get(room).request.names if room in self.roster else {}
         return names
 
     def break_off(self, cause: Cause) -> None:
-        """Conclude all rooms because this worker ends at once, perhaps in the middle of a turn.
+        """Send an outcome to the callers of all rooms, because this worker ends at once, perhaps in the
+        middle of a turn.
 
         A room that already has a cause keeps it (`first-cause-wins`). No memory is given back, because it
         ends with the process.
@@ -104,12 +106,12 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
             room.conclude(None if room.succeeded else room.cause or cause)
 
     def load(self) -> rooms_pb2.WorkerLoad:
-        """Return the present load, by which the router places rooms here, as a message."""
+        """Return the present load of this worker, by which the router places rooms here, as a message."""
         self._loads += 1
         return load_to_wire(self._load(), self._loads)
 
     def holds(self) -> workers_pb2.RenewRequest:
-        """Return a lease renewal with the present load, and a census for operators."""
+        """Return a message to renew the lease, with the present load and a census for operators."""
         rooms = self.roster.census()
         tokens = self.scheduler.tokens
         census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
@@ -177,7 +179,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     async def pause(self, most_s: float) -> None:
         await self.ports.mailbox.rest(most_s)
 
-    # ---- what the hand-over asks of the world
+    # ---- requests of the hand-over core
 
     def _carry_out(self) -> None:
         """Carry out all requests of the core, and those that follow from them."""
@@ -196,7 +198,8 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
                         self._do(request)
 
     def _conclude(self, room: Any, cause: Cause | None) -> None:
-        """Send the outcome of a room. No step that starts later has a row of it (`each-is-released`)."""
+        """Send the outcome of a room, and release its sequences. No step that starts later has a row of it
+        (`each-is-released`)."""
         room.conclude(cause)
         for sequence in room.sequences:
             self.ports.step_thread.release(sequence)

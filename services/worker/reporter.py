@@ -45,8 +45,8 @@ class _Line(NamedTuple):
 
 
 class Reporter:
-    """Buffer and sender of timeline lines. It runs as one task. `report` and `retired` are cheap and never
-    wait."""
+    """Buffer of a worker's timeline lines, and the task that sends them. `report` and `retired` are cheap and
+    never wait."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Reporter:
     ) -> None:
         """Make an empty reporter.
 
-        `spans`: receives the lines of traced rooms as well. `on_unreachable`: called for each try without
-        an answer, so that the next one may use another channel. `credential`: proof that it reports for its
-        worker.
+        `spans`: receives the lines of traced rooms as well. `on_unreachable`: called after each attempt
+        without an answer, so that the next one may use another channel. `credential`: proof that it reports
+        for its worker.
         """
         self._clock = clock
         self._on_unreachable = on_unreachable
@@ -76,12 +76,13 @@ class Reporter:
         self._wake = asyncio.Event()
         self._sending = asyncio.Lock()
         self.load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
-        """Load sent with batches in which rooms ended. None if the bootstrap gets it otherwise."""
+        """Function that returns the load to send with batches in which rooms ended. It returns None if the
+        bootstrap gets the load otherwise."""
         self.dropped = 0
-        """Number of lines lost since the start."""
+        """Number of timeline lines lost since the start."""
 
     def reach(self, channel: grpc.aio.Channel) -> None:
-        """Use this channel from the next call on."""
+        """Use this channel to the bootstrap from the next call on."""
         self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
 
     def opened(self, room: RoomId, request: Request) -> None:
@@ -89,7 +90,8 @@ class Reporter:
         self._spans.begin(room, request.request_id, request.trace)
 
     def failed(self, room: RoomId, cause: Cause) -> None:
-        """End the trace of a failed room with its cause."""
+        """Report the cause of a failed room: to its timeline unless it was retracted or left to decode, to
+        the log and to its trace."""
         if REASONS[cause.reason].is_attempt:
             self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
             log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
@@ -100,7 +102,7 @@ class Reporter:
         self._spans.fail(room, cause)
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        """Add a line of what the whole worker did, which is the same on all its ranks."""
+        """Add a timeline line about an action of the whole worker, which is the same on all its ranks."""
         self._spans.event(room, name, detail)
         if len(self.pending) >= LINES_MAX:
             self.dropped += 1
@@ -108,7 +110,7 @@ class Reporter:
         self._add(room, name, detail, retired=False)
 
     def report_of_rank(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        """Add a line of what this rank saw or voted."""
+        """Add a timeline line about an observation or a vote of this rank alone."""
         self.report(room, name, detail)
 
     def retired(self, room: RoomId, detail: str = "") -> None:
@@ -117,15 +119,15 @@ class Reporter:
         self._add(room, Moment.RETIRED, detail, retired=True)
 
     async def run(self) -> None:
-        """Send batches until cancelled."""
+        """Send batches of timeline lines until cancelled."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(PAUSE_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Send the buffered lines. Lines stay buffered if the bootstrap cannot be reached, and are lost if
-        it refuses them."""
+        """Send the buffered timeline lines. They stay buffered if the bootstrap cannot be reached, and are
+        lost if it refuses them."""
         async with self._sending:
             self._wake.clear()
             while self.pending:
@@ -165,7 +167,7 @@ class Reporter:
 
 
 class RankReporter(Reporter):
-    """Reporter of a rank that does not lead: its own evidence and votes only."""
+    """Reporter of a rank that does not lead. It reports only this rank's observations and votes."""
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class RankReporter(Reporter):
         self._rank = rank
 
     def led_by(self, leader: Incarnation, credential: bytes) -> None:
-        """Set the worker's incarnation and the proof of its ranks. Call it before anything is sent."""
+        """Set the worker's incarnation, and the credential of its ranks. Call it before anything is sent."""
         self._incarnation = leader
         self._credential = credential
 
@@ -195,7 +197,7 @@ class RankReporter(Reporter):
 
 
 def wish_text(room: Room, wish: Vote, now_ms: int) -> str:
-    """Return a rank's vote as a text for operators."""
+    """Return a rank's vote about a room as text for the room's timeline."""
     ending = room.ending(now_ms)
     if wish is Vote.ABORT and ending is not None:
         return f"to end it while {room.phase.value}: {ending.reason.value}: {ending.text}"

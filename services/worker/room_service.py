@@ -23,7 +23,7 @@ Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomRep
 
 
 class Opener(Protocol[Reply]):
-    """Side of a worker on which rooms are opened."""
+    """Work of a prefill or decode side, as far as the service that opens rooms needs it."""
 
     ports: RankPorts
     callers: Callers[Reply]
@@ -35,11 +35,11 @@ class Opener(Protocol[Reply]):
 
 
 class RoomOpeningService(ABC, Generic[Reply]):
-    """Common part of the services of both sides."""
+    """Base class of the gRPC services of prefill and decode workers that open rooms."""
 
     side: ClassVar[Side]
     message: ClassVar[type[Any]]
-    """Message type of a shared stream."""
+    """Protobuf message type of a stream that many rooms share."""
 
     def __init__(self, work: Opener[Reply], rest: Rest | None = None) -> None:
         """Make the service of a side. `rest`: see `SharedStream`."""
@@ -51,7 +51,7 @@ class RoomOpeningService(ABC, Generic[Reply]):
 
     @abstractmethod
     def opening(self, request: Any) -> tuple[group_pb2.Command, int]:
-        """Return the command that opens the room, and the most replies that it can have.
+        """Return the command that opens the room of a request, and the most replies that the room can have.
 
         Raises a Refusal. The turn that takes the command checks the request itself.
         """
@@ -68,7 +68,7 @@ class RoomOpeningService(ABC, Generic[Reply]):
                     over = reply.HasField("outcome")
 
     async def rooms(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """Yield the replies of all rooms of one caller."""
+        """Yield the replies of all rooms that one caller opens on a shared stream."""
         shared = SharedStream(self._callers, self._judge, self._incarnation, self._rest)
         async with (
             errors_as_status(context),

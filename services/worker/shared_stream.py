@@ -22,7 +22,7 @@ from baton.worker.callers import Callers
 log = Log(__name__)
 
 LINES_MAX: Final = 1024
-"""Most lines of one message."""
+"""Most replies in one message of a shared stream."""
 MESSAGE_BYTES: Final = 2**15
 """Length in bytes from which further replies go into the next message.
 
@@ -33,15 +33,17 @@ take milliseconds. Those of a prompt, or of a whole vocabulary, may be megabytes
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 Rooms = TypeVar("Rooms", inference_pb2.RunRoomsReply, inference_pb2.StreamRoomsReply)
 Line: TypeAlias = tuple[RoomId, Reply | inference_pb2.Refused | None]
-"""Reply of a room. None: the room was cancelled, and is not here."""
+"""Id of a room and one reply of it. The reply is None if a cancel found no such room here."""
 Judge: TypeAlias = Callable[[Any], tuple[group_pb2.Command, int]]
-"""Function from a request to the command that opens its room, and the most replies. Raises a Refusal."""
+"""Function that returns the command to open the room of a request, and the most replies of the room. Raises a
+Refusal."""
 Rest: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
-"""Function that takes the other parts of a message. Raises as `Mailbox.ask`."""
+"""Function that processes the parts of a message that neither open nor cancel rooms. Raises the errors of
+`Mailbox.ask`."""
 
 
 class SharedStream(Generic[Reply]):
-    """Stream of one caller. When it ends, its unfinished rooms are cancelled."""
+    """Reply stream of one caller for many rooms. When it ends, its unfinished rooms are cancelled."""
 
     def __init__(
         self, callers: Callers[Reply], judge: Judge, incarnation: Incarnation, rest: Rest | None = None
@@ -79,8 +81,8 @@ class SharedStream(Generic[Reply]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def lines(self) -> AsyncGenerator[Sequence[Line[Reply]], None]:
-        """Yield the replies, a message at a time, until the requests have ended and every room has. Raises
-        the error that ended the requests early."""
+        """Yield the replies, a message at a time, until the requests and all rooms have ended. Raises the
+        error that ended the requests early."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -179,7 +181,7 @@ class SharedStream(Generic[Reply]):
 
 
 class _RoomReplies(Generic[Reply]):
-    """Replies of one room on the stream."""
+    """Destination of one room's replies on a shared stream."""
 
     __slots__ = ("_left", "_stream", "room")
 
@@ -197,13 +199,14 @@ class _RoomReplies(Generic[Reply]):
 
 
 def ends_some(lines: Sequence[Line[Any]]) -> bool:
-    """Return whether a room among the lines ended or was refused, so that the worker's free space changed."""
+    """Return whether a room ended or was refused by these replies, so that the worker's free space
+    changed."""
     replies = [each for _, each in lines if each is not None]
     return any(isinstance(each, inference_pb2.Refused) or each.HasField("outcome") for each in replies)
 
 
 def rooms_reply(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:
-    """Return `message` with `lines` added."""
+    """Return `message` with the replies `lines` added to it."""
     for room, reply in lines:
         if reply is None:
             message.lines.add(room=room, absent=True)

@@ -1,4 +1,4 @@
-"""Scheduling of engine steps, the same on both sides: their start, their end and their failures."""
+"""Scheduling of engine steps, common to prefill and decode: their start, their end and their failures."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,7 +14,7 @@ from baton.worker.step_thread import STEP_MS, StepFailed
 
 
 class StepPart(Protocol):
-    """Part of a step that belongs to one room."""
+    """Part of an engine step that belongs to one room."""
 
     @property
     def room(self) -> Room: ...
@@ -24,13 +24,14 @@ P = TypeVar("P", bound=StepPart)
 
 
 class StepScheduler(Generic[P]):
-    """Runs one step at a time. Its rooms are busy until it has ended, whatever happens to them."""
+    """Scheduler that runs one engine step at a time. The rooms of a step are busy until it has ended,
+    whatever happens to them."""
 
     def __init__(
         self, core: HandOverSide[Any, Any], ports: RankPorts, metrics: WorkerMetrics, cost: StepCost
     ) -> None:
         self.tokens = 0
-        """Number of tokens computed or sampled since the start."""
+        """Number of tokens that this rank has computed or sampled since the start."""
         self.cost = cost
         """Cost of the parts of a step. Measured on this rank, agreed by all ranks."""
         self._core_side = core
@@ -49,7 +50,7 @@ class StepScheduler(Generic[P]):
 
     @property
     def goes_on(self) -> bool:
-        """Whether a step runs that has not exceeded STEP_MS."""
+        """Whether a step is running that has not exceeded STEP_MS."""
         return bool(self._step) and self.running_us < STEP_MS * 1000
 
     @property
@@ -59,12 +60,13 @@ class StepScheduler(Generic[P]):
 
     @property
     def computing_us(self) -> int:
-        """Microseconds since then, without the wait for another worker's step on the same thread."""
+        """Microseconds since the last step was started, without its wait for another worker's step on the
+        same thread."""
         return self.running_us - self._ports.step_thread.waited_us
 
     def _start(self, step: Sequence[P], rows: Sequence[Row]) -> bool:
-        """Start a step if it has parts. Return whether it has. Only while `free`. `rows`: engine rows of
-        the parts."""
+        """Start a step if it has any parts. Return whether it was started. Call it only while `free`. `rows`:
+        engine rows of the parts."""
         if step:
             for part in step:
                 part.room.busy = True

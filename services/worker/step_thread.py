@@ -26,19 +26,20 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 STEP_MS: Final = 600_000
-"""Milliseconds after which a step counts as hanging, also one that waits for other ranks."""
+"""Milliseconds after which a running step counts as stuck, also one that waits for other ranks."""
 END_S: Final = 2.0
 FAILED_MAX: Final = 8
-"""Number of failed steps in a row after which the engine counts as lost."""
+"""Number of consecutive failed steps after which the engine counts as lost."""
 
 
 class StepFailed(Exception):
-    """The engine raised on every rank of the worker. The output of the step must not be used."""
+    """Error: the engine raised in a step, on every rank of the worker. The output of the step must not be
+    used."""
 
 
 class StepThread:
-    """Runs steps of an engine. Used from one event loop, in which `on_done` is called when a step has
-    ended."""
+    """Thread that runs the steps of an engine, used from one event loop. `on_done` is called there when a
+    step has ended."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class StepThread:
         """Make it.
 
         `thread`: executor that runs one step at a time. None: its own thread, which the engine binds.
-        `clock`: clock to measure waits with, if other workers use the thread, too.
+        `clock`: clock to measure waits for the thread, if other workers use it, too. Otherwise None.
         """
         self._engine = engine
         self._on_done = on_done
@@ -59,13 +60,13 @@ class StepThread:
         )
         self.running: asyncio.Future[Any] | None = None
         self._summing = False
-        """Whether a sum of pages runs, and not a step."""
+        """Whether the thread runs a sum of pages, and not a step."""
         self._live: set[TokenSequence] = set()
-        """Sequences that a step had a row of, and that are not released."""
+        """Sequences that had a row in some step, and are not released yet."""
         self._stepping: set[TokenSequence] = set()
         """Sequences of the running step."""
         self._ended_sequences: list[TokenSequence] = []
-        """Those of them that are to be released when the step has ended."""
+        """Sequences of the running step that are to be released when it has ended."""
         self._failed = 0
         """Number of failed steps in a row."""
         self._clock = clock
@@ -74,7 +75,7 @@ class StepThread:
 
     @property
     def free(self) -> bool:
-        """Whether nothing runs, and the last result was taken."""
+        """Whether the thread runs nothing for this worker, and the last result was taken."""
         return self.running is None
 
     def start(self, rows: Sequence[Row]) -> None:
@@ -84,10 +85,10 @@ class StepThread:
         self._live |= self._stepping
 
     def release(self, sequence: TokenSequence) -> None:
-        """Note that no later step has a row of `sequence`, and report it to the engine (`each-is-released`).
+        """Tell the engine that no later step has a row of `sequence` (`each-is-released`).
 
-        It is reported once, as soon as no step of the sequence runs, and not at all if no step had a row of
-        it.
+        The engine is told once, as soon as no step of the sequence runs. It is not told if no step had a row
+        of the sequence.
         """
         if sequence not in self._live:
             return
@@ -98,14 +99,15 @@ class StepThread:
             self._engine.release(sequence)
 
     def start_sum(self, parts: Sequence[PageSumRequest]) -> None:
-        """Continue sums of pages between two steps. Only while `free`."""
+        """Start to sum pages on the engine's thread, between two steps. Call it only while `free`."""
         self._start(self._engine.sum_pages, parts, summing=True)
 
     def take(self) -> Sequence[RowResult] | None:
-        """Return the result of the ended step, one entry a row. None: a step runs, or there was none.
+        """Return the results of the ended step, one for each row. None if a step is running, or there was
+        none.
 
-        Raises StepFailed once if the engine raised. Raises EngineLost if it raised FAILED_MAX times in a
-        row or reports that itself. Raises RankGroupBroken if it raised on some rank only. After these two the
+        Raises StepFailed once if the engine raised. Raises EngineLost if it raised FAILED_MAX times in a row
+        or reports that itself. Raises RankGroupBroken if it raised on some rank only. After these two the
         worker has to end.
         """
         ended = self._ended(summing=False)
@@ -116,11 +118,13 @@ class StepThread:
         return taken
 
     def take_sum(self) -> bool:
-        """Return whether the started sums are complete. True once. Raises StepFailed as `take` does."""
+        """Return whether the started sums of pages are complete. Return True once. Raises the errors of
+        `take`."""
         return self._ended(summing=True) is not None
 
     async def end(self) -> None:
-        """Stop to start steps. Raises EngineStuck if a running one has not ended within END_S."""
+        """Stop starting steps, and wait for a running one. Raises EngineStuck if it has not ended within
+        END_S."""
         self.close(wait=False)
         if self.running is not None:
             await asyncio.wait({self.running}, timeout=END_S)

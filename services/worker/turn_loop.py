@@ -1,4 +1,4 @@
-"""Turn loop of a rank: what every rank does in each turn, in the same order.
+"""Turn loop of a rank: the actions of every rank in each turn, in the same order.
 
     apply commands  ->  observe  ->  vote  ->  agree  ->  act  ->  compute
 
@@ -31,70 +31,72 @@ from baton.worker.loop_share import LoopShare, TimedGroup
 log = Log(__name__)
 
 BEHIND_S: Final = 0.001
-"""Seconds until the leader turns again while another rank lacks evidence that the leader has."""
+"""Seconds until the leader's next turn while another rank lacks evidence that the leader has."""
 
 WORDS_MAX: Final = 300
 ROOMS_MAX: Final = 512
-"""Most rooms that end in one turn for which each rank sends the text of the cause, of WORDS_MAX characters.
-For the others the reason alone is known."""
+"""Most rooms ending in one turn for which each rank sends the text of the cause, of WORDS_MAX characters. For
+further rooms the other ranks learn only the reason."""
 
 
 class Work(Protocol):
-    """Work of one side in its turns. Only `rest` and `pause` wait."""
+    """Work of a prefill or decode rank in each turn, as the turn loop calls it. Only `rest` and `pause`
+    wait."""
 
     @property
     def roster(self) -> Roster[Any]: ...
 
     def take_commands(self) -> bytes:
-        """Return the commands since the last turn, in order. Called on the leader only."""
+        """Return the commands that came since the last turn, in order, serialised. Called on the leader
+        only."""
 
     def apply(self, commands: bytes) -> None:
         """Apply the commands of the turn, the same on every rank."""
 
     def observe(self) -> bool:
-        """Collect evidence: what has landed, ended or been computed. Return whether there may be more at
-        once."""
+        """Collect this rank's evidence: data that landed, and writes and steps that ended. Return whether
+        there may be more at once."""
 
     def capacity(self) -> Capacity: ...
 
     def may_compute(self) -> bool:
-        """Return whether the engine is free."""
+        """Return whether the engine of this rank is free to start a step."""
 
     def may_leave(self) -> bool:
         """Return whether this rank drains and has no room left."""
 
     def connects(self) -> int:
-        """Return how many connections of this turn, counted from the first, this rank could make."""
+        """Return how many connects of this turn succeeded on this rank before the first one that failed."""
 
     def on_agreement(self, connects: int) -> None:
-        """Note that all ranks have reached this turn, and so have carried out the requests of the turn
-        before.
+        """Continue what waited for all ranks: they have reached this turn, and so carried out the requests of
+        the turn before.
 
-        `connects`: number of connections of this turn that every rank could make. Their callers get the
+        `connects`: number of connects of this turn that succeeded on every rank. Their callers get the
         result.
         """
 
     def record_vote(self, room: Any, wish: Vote, now_ms: int) -> None:
-        """Report a vote of this rank to end a room, or to go on while another rank does not. Called in
-        every such turn."""
+        """Report a vote of this rank to the room's timeline: to end the room, or to advance while another
+        rank does not. Called in every such turn."""
 
     def perform(self, room: Any, effect: Any) -> None:
-        """Carry out a settled move of a room. `effect`: one of this side's effects."""
+        """Carry out a move of a room that all ranks have agreed on. `effect`: one of this side's effects."""
 
     def compute(self) -> bool:
-        """Start the next step, if there is one. Its end wakes a rank that rests.
+        """Start the next engine step, if there is one. Its end wakes a rank that rests.
 
         Return whether the next turn has work before that.
         """
 
     def gather_payload(self) -> bytes | None:
-        """Return data that every rank needs from this one, once. None on all ranks or on none."""
+        """Return data that every rank needs from this one, once. It is None on all ranks or on none."""
 
     def on_gathered(self, payload: Sequence[bytes]) -> None:
-        """Take the data of all ranks, in rank order."""
+        """Process the gathered data of all ranks, in rank order."""
 
     def record(self, agreement_s: float) -> None:
-        """Publish the turn's census."""
+        """Publish metrics of the turn. `agreement_s`: seconds that the ranks' agreement took."""
 
     async def rest(self) -> bool:
         """Wait, within a bound, until a turn may have work. Return whether an event arrived."""
@@ -104,7 +106,7 @@ class Work(Protocol):
 
 
 class TurnProgress:
-    """Times of the last turn's end and of the engine's last free moment, for health pages."""
+    """Times at which the last turn ended and the engine was last free, for health pages."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -113,7 +115,7 @@ class TurnProgress:
         self._free_ms = 0
 
     def ended(self, *, free: bool) -> None:
-        """Note the end of a turn. `free`: whether this rank's engine was free in it."""
+        """Record the end of a turn. `free`: whether this rank's engine was free in it."""
         self.turn += 1
         self._ended_ms = self._clock.now_ms()
         if free:
@@ -129,17 +131,20 @@ class TurnProgress:
 
 
 class Lap(Enum):
-    """Kind of a turn, which decides when the next one follows."""
+    """Kind of a turn that has ended, which decides when the next one follows."""
 
     QUEUED = "queued"
-    """Rooms lack only capacity for their next move. The next turn follows before anything else."""
+    """Turn after which rooms lack only capacity for their next move. The next turn follows before anything
+    else."""
     BUSY = "busy"
-    """Something moved or more evidence may be there. The next turn may follow at once."""
+    """Turn in which something moved, or after which more evidence may be there. The next turn may follow at
+    once."""
     BEHIND = "behind"
-    """Nothing moved, but another rank lacks evidence that this one has. The next turn follows soon."""
+    """Turn in which nothing moved, but another rank lacked evidence that this one has. The next turn follows
+    soon."""
     IDLE = "idle"
     LAST = "last"
-    """All ranks agreed to leave."""
+    """Turn in which all ranks agreed to leave."""
 
 
 async def run_turns(
@@ -150,12 +155,12 @@ async def run_turns(
     arrivals: PendingEvents,
     behind_s: float = BEHIND_S,
 ) -> None:
-    """Turn until all ranks agree to leave. `arrivals`: events of the loop that this runs in.
+    """Take turns until all ranks agree to leave. `arrivals`: events of the loop that this runs in.
 
     Only the leader rests, since only the leader is woken from outside. The other ranks wait for it in the
-    broadcast. Nothing wakes the leader when another rank has evidence that it lacks: it turns again after
-    `behind_s` seconds, or as soon as something comes from outside. Between two turns of the leader the gRPC
-    handlers have their share of the loop (`LoopShare`). The other ranks serve no calls.
+    broadcast. Nothing wakes the leader when another rank has evidence that it lacks. It takes the next turn
+    after `behind_s` seconds, or as soon as an event comes from outside. Between two turns of the leader the
+    gRPC handlers have their share of the loop (`LoopShare`). The other ranks serve no calls.
     """
     await _gather(work, group)
     group = TimedGroup(group, clock)
@@ -175,7 +180,7 @@ async def run_turns(
 
 
 async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> Lap:
-    """Take one turn. Raises GroupBroken, and whatever a bug raises, after which the worker ends."""
+    """Take one turn. Raises GroupBroken, and the error of any bug, after which the worker ends."""
     is_leader = group.rank == 0
     work.apply(await group.broadcast(work.take_commands() if is_leader else None))
     news = work.observe()
@@ -225,7 +230,7 @@ def _ahead(mine: Ballot, verdict: Verdict) -> bool:
 
 
 def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: int) -> None:
-    """Report this rank's votes to the timelines of rooms on which the ranks differ."""
+    """Report this rank's votes to the timelines of the rooms on which the ranks differ."""
     if not verdict.reasons and tuple(votes) == verdict.votes:
         return
     for room in work.roster:
@@ -235,7 +240,7 @@ def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: 
 
 
 async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
-    """Give the cause's text of ending rooms to the ranks that did not see it. So the client reads the root
+    """Send the texts of ending rooms' causes to the ranks that do not have them. So the client reads the root
     cause (`first-cause-wins`)."""
     if group.size == 1 or not verdict.reasons:
         return
@@ -251,10 +256,10 @@ async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms:
 
 
 def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
-    """Encode causes as JSON. No character takes more than six bytes, so the bounds above keep within the
-    group's.
+    """Return rooms and texts of causes as JSON bytes.
 
-    An unpaired surrogate, which UTF-8 text cannot have, becomes an escape.
+    No character takes more than six bytes, so the bounds above keep within the group's. An unpaired
+    surrogate, which UTF-8 text cannot have, becomes an escape.
     """
     return json.dumps(causes, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
@@ -266,7 +271,7 @@ async def _gather(work: Work, group: RankGroup) -> None:
 
 
 async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
-    """Return which rank has which turn and digest, for the error of diverged rosters.
+    """Return a text that names each rank's turn and digest of its rooms, for the error of diverged rosters.
 
     All ranks read the same numbers, so all of them call this. They end next. An error of the group here is
     not the cause.

@@ -48,7 +48,7 @@ from baton.worker.step_thread import StepThread
 from baton.worker.turn_loop import TurnProgress, run_turns
 
 BROKEN: Final = (GroupBroken, RostersDiverged, RankGroupBroken)
-"""Exceptions by which another rank ends this rank's turns."""
+"""Exceptions that end this rank's turns because of another rank."""
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
 Metrics = TypeVar("Metrics", bound=WorkerMetrics)
@@ -56,7 +56,7 @@ Metrics = TypeVar("Metrics", bound=WorkerMetrics)
 
 @dataclass(frozen=True, slots=True)
 class Rank(Generic[Settings]):
-    """A rank whose group has met and whose engine is loaded."""
+    """Rank of a worker whose group has met and whose engine is loaded."""
 
     settings: Settings
     host: WorkerHost | FollowerHost
@@ -64,7 +64,8 @@ class Rank(Generic[Settings]):
     ports: RankPorts
 
     def registration(self, side: Side, peer: rooms_pb2.Peer) -> workers_pb2.RegisterRequest:
-        """Return the registration of the worker. `peer`: fields of the worker that the host does not know."""
+        """Return the message with which the worker registers at the bootstrap. `peer`: fields of the worker
+        that the host does not know."""
         return workers_pb2.RegisterRequest(
             worker=peer,
             side=side_to_wire(side),
@@ -87,18 +88,18 @@ class Rank(Generic[Settings]):
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Parts that a side adds to a rank."""
+    """Parts of a rank that depend on its side, prefill or decode."""
 
     side: Side
     work: RankWork[Any, Any]
     services: Sequence[str]
-    """Full names of its gRPC services."""
+    """Full names of the side's gRPC services."""
     listen: Callable[[grpc.aio.Server], None]
-    """Function that adds the services to the leader's server."""
+    """Function that adds the side's services to the leader's gRPC server."""
     end: Callable[[], Awaitable[None]]
     """Function that ends all calls to workers of the other side, after the turns have ended."""
     peer: rooms_pb2.Peer
-    """Registered fields of the worker besides its name and address."""
+    """Fields of the worker's registration besides its name and address."""
 
 
 Fit = Callable[[Rank[Settings], Metrics], Fitting]
@@ -110,7 +111,11 @@ def run_worker(
     count: Callable[[CollectorRegistry], Metrics],
     fit: Fit[Settings, Metrics],
 ) -> int:
-    """Run a worker, or one rank of it, until a signal stops it. Returns the exit code."""
+    """Run a worker, or one rank of it, until a signal stops it. Return the exit code.
+
+    `load`: loads the engine. `count`: makes the metrics. `fit`: makes the parts of the rank that depend on
+    its side.
+    """
     threads = pin(settings.cpus, settings.threads)
     exit_reporter, settings = ExitReporter.prepare(settings, (settings.name,))
 
@@ -132,19 +137,19 @@ def run_worker(
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[Settings]):
-    """Start of a rank that so far has its host only."""
+    """Start of a rank: its settings and its host, before it has met its group and loaded its engine."""
 
     settings: Settings
     load: Callable[[], Engine]
     host: WorkerHost | FollowerHost
     mine: Incarnation
-    """Incarnation of the worker if this rank leads it."""
+    """Incarnation of the worker, if this rank turns out to lead it."""
     ranks_word: bytes
-    """Proof that its other ranks show."""
+    """Credential for the other ranks of the worker, if this rank leads it."""
     other_side: workers_pb2.OtherSide | None = None
-    """Other side of the same process, or None."""
+    """Other side of the same process, with its incarnation. None in a process of one side."""
     thread: Executor | None = None
-    """Executor of the steps of both sides, or None for a thread of its own."""
+    """Executor for the steps of both sides of the process, or None if the rank has its own thread."""
 
     async def serve(
         self,
@@ -203,7 +208,7 @@ class Start(Generic[Settings]):
             await end(group, fitted.end, ports.step_thread, ports.exposure)
 
     def _ports(self, engine: Engine, worker: Incarnation, clock: Clock) -> RankPorts:
-        """Make the ports of a rank whose engine is loaded. Raises TransferError."""
+        """Make the `RankPorts` of a rank whose engine is loaded. Raises TransferError."""
         settings, mailbox, topology = self.settings, self.host.mailbox, self.settings.topology
         memory = RankMemory.of(
             engine.caches,
@@ -240,7 +245,7 @@ async def end(
     """End a rank after its turns.
 
     The other ranks learn of it first, then the workers of the other side (`leave`), and then a running step
-    is awaited. Raises EngineStuck if that hangs.
+    is awaited. Raises EngineStuck if the step does not end.
     """
     await group.close()
     await leave()

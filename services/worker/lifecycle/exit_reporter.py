@@ -26,11 +26,13 @@ Report = Callable[[str, int, bytes], Awaitable[None]]
 
 PAUSE_S: Final = 2.0
 TRIES: Final = 300
-"""Tries in ten minutes. A bootstrap that starts later knows no worker that has ended by then."""
+"""Most attempts to report an exit: they take ten minutes. A bootstrap that starts later knows no worker that
+has ended by then."""
 
 
 class ExitReporter:
-    """Exit file of one process, from before its first outgoing message until its end."""
+    """Exit file of one process: it stores the process's secret, and has the exits of earlier processes to
+    report."""
 
     def __init__(self, file: ExitFile | None = None) -> None:
         self._file = file
@@ -38,7 +40,7 @@ class ExitReporter:
 
     @classmethod
     def prepare(cls, settings: Settings, names: Sequence[str]) -> "tuple[ExitReporter, Settings]":
-        """Take the exit file and draw the secret. Return the settings to run with.
+        """Take the exit file, and store a new secret in it. Return the settings to run with.
 
         `names`: names under which the process registers. Raises StartupError.
         """
@@ -52,7 +54,7 @@ class ExitReporter:
         return cls(file), replace(settings, exit_file="", exit_digest=digest_of(secret).hex())
 
     def begin(self, settings: WorkerSettings) -> None:
-        """Start to report the exits of earlier processes in a task of its own."""
+        """Start a task that reports the exits of earlier processes."""
         if self._file is not None:
             self._reporting = asyncio.create_task(report_previous(self._file, reporter_of(settings)))
 
@@ -63,7 +65,7 @@ class ExitReporter:
 
 
 def reporter_of(settings: WorkerSettings) -> Report:
-    """Return a function that reports to the worker's bootstrap."""
+    """Return a function that reports exits to the bootstrap of this worker."""
 
     async def report(name: str, pid: int, secret: bytes) -> None:
         await report_exit(settings.bootstrap, settings.tls, settings.run_token, name, pid, secret)
@@ -74,7 +76,11 @@ def reporter_of(settings: WorkerSettings) -> Report:
 async def report_previous(
     file: ExitFile, report: Report, pause_s: float = PAUSE_S, tries: int = TRIES
 ) -> None:
-    """Report each exit until the bootstrap answers. A refusal is an answer, and is logged."""
+    """Report the exit of each earlier process in the file, until the bootstrap answers. A refusal is an
+    answer, and is logged.
+
+    `pause_s`: seconds between two attempts. `tries`: most attempts for each exit.
+    """
     for record in list(file.previous):
         for _ in range(tries):
             try:

@@ -30,12 +30,12 @@ from baton.worker.reporter import RankReporter
 log = Log(__name__)
 
 FLUSH_S: Final = 1.0
-"""Seconds for the last timeline lines after all ranks have left."""
+"""Seconds for sending the last timeline lines after all ranks have left."""
 
 
 class FollowerHost:
-    """Host of a follower rank. It is made before the slow part of the start, so that a busy port fails
-    first."""
+    """Process-wide parts of a rank that does not lead: status pages, mailbox and reporter. It is made before
+    the slow part of the start, so that a busy port fails first."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         """Bind the port of the status pages. Raises StartupError if it is in use."""
@@ -52,7 +52,7 @@ class FollowerHost:
         )
 
     def led_by(self, leader: Incarnation, credential: bytes) -> None:
-        """Set the leader's incarnation and the proof of its ranks, once the group has met."""
+        """Set the leader's incarnation and the credential of its ranks, once the group has met."""
         self.reporter.led_by(leader, credential)
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
@@ -66,7 +66,7 @@ class FollowerHost:
         broken: tuple[type[Exception], ...],
         shutdown: asyncio.Event,
     ) -> int:
-        """Turn until the group leaves. Return the exit code.
+        """Take turns until the group leaves. Return the exit code.
 
         Raises the error that ended the turns. For one of `broken` it does not return: the process ends.
         """

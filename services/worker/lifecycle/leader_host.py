@@ -46,7 +46,7 @@ log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 SPANS_S: Final = 1.5
-"""Seconds for the last trace spans."""
+"""Seconds for sending the last trace spans when the process ends."""
 FLUSH_S: Final = 2.0
 DRAIN_ASK_S: Final = 0.1
 LAST_WORD_S: Final = 0.3
@@ -60,30 +60,31 @@ LAST_REPLIES_S: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Parts of a side that the host runs."""
+    """Parts of a prefill or decode side that the host of its leader runs."""
 
     registration: workers_pb2.RegisterRequest
-    """Registration. The host adds the name and address of `worker`."""
+    """Registration message, to which the host adds the worker's name and address."""
     services: Sequence[str]
     """Full names of the gRPC services that were added to the host's server."""
     turns: Coroutine[Any, Any, None]
     on_renewal: Callable[[bool], None]
-    """Function called for each renewal, with whether the worker has a lease."""
+    """Function called after each attempt to renew the lease, with whether the worker has one."""
     broken: tuple[type[Exception], ...]
-    """Exceptions of turns after which the ranks cannot go on together."""
+    """Exceptions of the turns after which the ranks cannot continue together."""
     break_off: Callable[[Cause], None]
-    """Function that sends an outcome to all callers of rooms."""
+    """Function that sends an outcome with the given cause to the callers of all rooms."""
     holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest
-    """Function that returns a renewal with the worker's census and load."""
+    """Function that returns a message to renew the lease, with the worker's census and load."""
     load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
-    """Function that returns the load, sent when rooms have ended."""
+    """Function that returns the worker's load, which is sent when rooms have ended."""
 
 
 class WorkerHost:
-    """Host of a leader. It is made before the slow part of the start, so that a busy port fails first."""
+    """Process-wide parts of a leader: gRPC server, lease, status pages, mailbox and reporter. It is made
+    before the slow part of the start, so that a busy port fails first."""
 
     def __init__(self, settings: WorkerSettings, incarnation: Incarnation, credential: bytes) -> None:
-        """Bind the gRPC port. Raises StartupError if it is in use."""
+        """Bind the gRPC port and the port of the status pages. Raises StartupError if one is in use."""
         self._settings = settings
         self._pages = StatusPages(settings)
         self._progress: Progress | None = None
@@ -128,7 +129,7 @@ class WorkerHost:
 
     @property
     def problem(self) -> str | None:
-        """Reason for which the worker takes no rooms, or None."""
+        """Reason for which the worker takes no new rooms, or None if it takes them."""
         if self._lost is not None:
             return self._lost
         if self._lease is None:
@@ -219,8 +220,8 @@ class WorkerHost:
     async def _end_early(
         self, role: Role, lease: LeaseThread, turns: asyncio.Task[None], error: Exception
     ) -> None:
-        """Send all callers of rooms the error that ended the worker. Does not return if the group broke, or
-        the worker was declared gone."""
+        """Send the callers of all rooms the error that ended the worker. Does not return if the group broke,
+        or the worker was declared gone."""
         lost = LOST[Side(self._settings.role)]
         if isinstance(error, DeclaredGone):
             turns.cancel()  # its writes could reach memory of another owner
@@ -239,21 +240,22 @@ class WorkerHost:
         await self._break_off(role, lost)
 
     async def close(self) -> None:
-        """Break open streams, and end the servers."""
+        """Break open streams, and stop the gRPC server, the tracer, the channels and the status pages."""
         self._spans.cut_off(Cause(Reason.DRAINING, f"{self._settings.role} worker ended before the room did"))
         await asyncio.gather(self.server.stop(STOP_GRACE_S), self._tracer.stop(SPANS_S))
         await self.channels.close()
         await self._pages.stop()
 
     async def _last_word(self, lease: LeaseThread) -> None:
-        """Tell the bootstrap to place no more rooms here. New requests wait for the next process."""
+        """Report to the bootstrap that this worker breaks off, so that it places no more rooms here. New
+        requests wait for the next process."""
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain(broken=True)
 
     async def _break_off(self, role: Role, reason: Reason) -> None:
-        """Send all callers of rooms an outcome with the cause."""
+        """Send an outcome with the cause to the callers of all rooms."""
         cause = Cause(reason, f"{self._settings.role} worker {self._lost}")
         role.break_off(cause)
         self.mailbox.fail(Draining(cause.text))
@@ -261,8 +263,8 @@ class WorkerHost:
         await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
 
     def _tried(self, holds: bool, on_renewal: Callable[[bool], None]) -> None:
-        """Note a try to renew the lease. After a failure, reports use a channel with the present
-        certificate."""
+        """Record the result of one attempt to renew the lease. After a failure, reports use a channel with
+        the present certificate."""
         if not holds:
             self.reporter.reach(self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP))
         on_renewal(holds)
@@ -281,8 +283,8 @@ async def drain(
 ) -> None:
     """Drain the worker: ask for no more rooms, finish open ones, and leave (`drain-keeps-promises`).
 
-    A room may be on its way that was opened before the bootstrap knew. Rooms are refused only when there
-    are none of these. Raises the error that ended the turns.
+    Rooms that the bootstrap opened before it knew of the drain may still be on their way. So this worker
+    refuses rooms only when the bootstrap waits for none. Raises the error that ended the turns.
     """
     log.info("draining")
     loop = asyncio.get_running_loop()
@@ -304,7 +306,7 @@ async def drain(
 
 
 def _raise_if_failed(*tasks: asyncio.Task[None]) -> None:
-    """Raise the error of a task that ended while it should have gone on."""
+    """Raise the error of the first of these tasks that has failed."""
     for task in tasks:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise error

@@ -1,10 +1,9 @@
 """Keeper of a worker's lease at the bootstrap, which also learns which peers are gone.
 
 It registers, and renews after each third of the lease. It registers again when the bootstrap does not know
-the worker any more or has been silent. It then uses the weight by which its process was chosen last. A
-renewal is sent in time even if earlier ones are not answered. A refusal is logged once, and tried again
-with growing pauses, so that the worker keeps running until it is fixed. Only a worker that was declared
-gone ends.
+the worker any more or has been silent, with the prefill weight that its process had last. A renewal is sent
+in time even if earlier ones are not answered. A refusal is logged once, and tried again with growing pauses,
+so that the worker keeps running until it is fixed. Only a worker that was declared gone ends.
 """
 
 import asyncio
@@ -25,31 +24,35 @@ log = Log(__name__)
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 2.0
 UNREACHABLE_TRIES: Final = 5
-"""Number of tries without an answer, about three seconds, before it is reported."""
+"""Number of attempts without an answer, about three seconds, after which a warning is logged."""
 LEASE_MS_MIN: Final = 100
 """Shortest lease in milliseconds. With shorter ones the worker would do nothing but renew."""
 ANSWER_LEASES: Final = 10
-"""Time to wait for an answer, in leases. It is far longer than a bootstrap is busy, and bounds the number
-of renewals under way."""
+"""Longest wait for an answer of the bootstrap, as a multiple of the lease. It is far longer than a bootstrap
+is busy, and bounds the number of renewals under way."""
 LAST_CALL_S: Final = 1.0
 
 
 class Stall:
-    """Time for which a turn has been observed not to end.
+    """Measurement of how long no turn of the worker has ended.
 
     Time in which the observer itself stood still does not count, because a paused machine is no stalled
     worker.
     """
 
     def __init__(self, turns: Callable[[], int]) -> None:
-        """Start to observe. `turns`: number of turns that have ended."""
+        """Start to observe. `turns`: returns the number of turns that have ended."""
         self._turns = turns
         self._seen: int | None = None
         self._looked_s = 0.0
         self._stalled_s = 0.0
 
     def look_ms(self, now_s: float, most_s: float) -> int:
-        """Return the time in milliseconds. Call it regularly: at most `most_s` counts since the last call."""
+        """Return for how many milliseconds no turn has ended.
+
+        Call it regularly: of the time since the last call, at most `most_s` seconds count. `now_s`: present
+        time in seconds.
+        """
         turns = self._turns()
         if turns == self._seen:
             self._stalled_s += min(now_s - self._looked_s, most_s)
@@ -60,8 +63,8 @@ class Stall:
 
 
 class LeaseKeeper:
-    """Registers and renews. Used from one event loop, and runs as one task. Any thread may read `problem`
-    and `proven`."""
+    """Task that registers the worker and renews its lease. Used from one event loop. Any thread may read
+    `problem` and `proven`."""
 
     def __init__(
         self,
@@ -74,9 +77,9 @@ class LeaseKeeper:
     ) -> None:
         """Make a keeper without a lease.
 
-        `on_renewal`: called for each try, with whether the worker has a lease. `holds`: returns the census
-        and load sent with it. `turns`: returns the number of ended turns, or None for a worker without
-        turns.
+        `on_departed`: called with the incarnations of workers that are gone. `on_renewal`: called for each
+        attempt, with whether the worker has a lease. `holds`: returns the census and load sent with it.
+        `turns`: returns the number of ended turns, or None for a worker without turns.
         """
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         self._registration = workers_pb2.RegisterRequest()
@@ -90,28 +93,30 @@ class LeaseKeeper:
         self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
         self._sent = self._confirmed = 0
-        """Number of renewals sent, and number of the latest one that was answered."""
+        """Number of renewals sent (`_sent`), and number of the latest one that was answered
+        (`_confirmed`)."""
         self._leased_s = 0.0
-        """Time at which the call was sent whose answer gave the present lease."""
+        """Time, in seconds of the event loop's clock, at which the call was sent whose answer gave the
+        present lease."""
         self._failures = 0
-        """Number of failed calls in a row."""
+        """Number of consecutive failed calls."""
         self._pause_s = RETRY_MIN_S
         self._refusal: tuple[str, str] | None = None
-        """Kind and field of the last logged refusal."""
+        """Kind and field of the last logged refusal, or None."""
         self._draining = self._broken = self._left = False
         self.problem: str | None = "not registered yet"
         """Reason for which the worker has no lease, or None."""
         self.proven = False
-        """Whether a canary hand-over has passed through the worker, as the bootstrap reports. Only then it
-        gets rooms."""
+        """Whether a canary (a small hand-over of the bootstrap's own) has passed through the worker. Only
+        then the bootstrap sends it rooms."""
 
     def reach(self, channel: grpc.aio.Channel) -> None:
-        """Use this channel from the next call on."""
+        """Use this channel to the bootstrap from the next call on."""
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
 
     async def run(self) -> None:
-        """Register and renew until cancelled, or until the worker has left. Raises DeclaredGone, and the
-        worker must end."""
+        """Register, and renew the lease until cancelled, or until the worker has left. Raises DeclaredGone,
+        after which the worker must end."""
         while not self._left:
             failed: RemoteError | None = None
             try:
@@ -126,10 +131,11 @@ class LeaseKeeper:
             self._pause_s = min(self._pause_s * 2, RETRY_MAX_S)
 
     async def drain(self, *, broken: bool = False) -> int:
-        """Ask for no more rooms. Return the number of open rooms that the bootstrap still waits for.
+        """Ask the bootstrap for no more rooms. Return the number of open rooms that it still waits for.
 
-        Returns 0 if the bootstrap cannot be reached, since then no room comes. A bootstrap that returns is
-        asked again. `broken`: the worker ends, and is likely to be started again.
+        Returns 0 if the bootstrap cannot be reached, since then no room comes. A bootstrap that is restarted
+        is asked again. `broken`: whether the worker ends because of an error, and is likely to be started
+        again.
         """
         self._draining, self._broken = True, self._broken or broken
         request = workers_pb2.DrainRequest(
@@ -139,7 +145,8 @@ class LeaseKeeper:
         return 0 if reply is None else int(reply.rooms)
 
     async def leave(self) -> None:
-        """Say goodbye before the exit, as far as possible. No renewal follows."""
+        """Report to the bootstrap that this worker leaves, as far as it can be reached. No renewal
+        follows."""
         self._left = True
         request = workers_pb2.LeaveRequest(incarnation=self._incarnation, credential=self._credential)
         await self._call(self._stub.Leave, request)
@@ -157,7 +164,7 @@ class LeaseKeeper:
     async def _renew_on_and_on(self) -> None:
         """Renew after each third of the lease until a renewal is refused or cannot be sent.
 
-        That also ends the waits for other answers. Raises a group of RemoteErrors.
+        The first such error also ends the waits for other answers. Raises a group of RemoteErrors.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as renewals:
@@ -210,7 +217,8 @@ class LeaseKeeper:
         self.problem = None
 
     def _note_problem(self, error: RemoteError) -> None:
-        """Record why there is no lease. Raises DeclaredGone."""
+        """Record why the worker has no lease. Raises DeclaredGone if the bootstrap declared the worker
+        gone."""
         if self._left:
             return
         if error.kind == DeclaredGone.__name__:

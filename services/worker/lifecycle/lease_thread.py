@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class LeaseThread:
-    """Lease keeper in a thread. Used from the worker's event loop."""
+    """Lease keeper that runs in a thread of its own. Used from the worker's event loop."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LeaseThread:
         self._holds = holds
         self._sample = holds()
         self._sampling = False
-        """Whether the worker's loop is to take the next sample."""
+        """Whether the worker's loop was asked for the next sample and has not taken it yet."""
         self._on_renewal = on_renewal
         self._keeper = LeaseKeeper(
             self._channels.to(bootstrap, ServiceRole.BOOTSTRAP),
@@ -70,7 +70,7 @@ class LeaseThread:
         return self._keeper.proven
 
     async def run(self) -> None:
-        """Register and renew until cancelled. Raises DeclaredGone."""
+        """Register the worker, and renew its lease until cancelled. Raises DeclaredGone."""
         await self._there(self._keeper.run())
 
     async def drain(self, *, broken: bool = False) -> int:
@@ -80,7 +80,7 @@ class LeaseThread:
         await self._there(self._keeper.leave())
 
     async def stop(self) -> None:
-        """End the thread, within a bound."""
+        """End the thread. Wait a bounded time for it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self._there(self._channels.close())
@@ -90,12 +90,14 @@ class LeaseThread:
     # ---- in the thread
 
     def _tried(self, has_lease: bool) -> None:
-        """Note a try to renew the lease. The next one uses a channel with the present certificate."""
+        """Record the result of one attempt to renew the lease. The next one uses a channel with the present
+        certificate."""
         self._keeper.reach(self._channels.to(self._bootstrap, ServiceRole.BOOTSTRAP))
         self._notify(self._on_renewal, has_lease)
 
     def _sampled(self) -> workers_pb2.RenewRequest:
-        """Return the last sample of the worker's loop, and request the next one."""
+        """Return the last sample of the worker's census and load, and ask the worker's loop for the next
+        one."""
         if not self._sampling:
             self._sampling = True
             self._notify(self._take_sample)
@@ -112,5 +114,6 @@ class LeaseThread:
         self._sampling = False
 
     async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` in the thread. Cancelling this call cancels it there."""
+        """Run a coroutine in the lease thread, and return its result. Cancelling this call cancels the
+        coroutine."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

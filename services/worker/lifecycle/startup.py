@@ -21,9 +21,9 @@ from baton.runtime.worker_settings import WorkerSettings
 log = Log(__name__)
 
 LOOK_S: Final = 0.25
-"""Seconds between exchanges of ranks that still load."""
+"""Seconds between two exchanges of ranks that are still loading."""
 LOOKS: Final = 4
-"""Number of looks at the group for the cause of a broken step: one second in all."""
+"""Most checks of the group for the cause of a broken step: one second in all."""
 TEXT_CHARS_MAX: Final = 1024
 
 OWN: Final = frozenset(
@@ -37,29 +37,29 @@ OWN: Final = frozenset(
 Loaded = TypeVar("Loaded")
 
 Join = Callable[[int, int, str, int, float, float], Awaitable[RankGroup]]
-"""Function that meets a rank's group, as `GlooGroup.join`."""
+"""Function that lets a rank meet the other ranks of its group, such as `GlooGroup.join`."""
 
 
 class StartedDifferently(SettingsError):
-    """The ranks of a worker were started with different settings. The text names one and the rank."""
+    """Error: the ranks of a worker differ in a setting or a fact. The text names it and the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A rank's group, whose ranks all have equal settings."""
+    """Rank group that has met, all of whose ranks have equal settings."""
 
     group: RankGroup
     leaders: int
-    """Number given by the leader: the worker's incarnation."""
+    """Number that the leader gave: the worker's incarnation."""
     leaders_word: str = ""
-    """Proof given by the leader for its ranks."""
+    """Credential that the leader gave for the other ranks, as hexadecimal digits."""
 
 
 async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str = "") -> Formed:
-    """Meet the other ranks, and compare settings.
+    """Meet the other ranks of the worker, and compare settings.
 
-    `mine`, `word`: number and proof of this rank. All ranks learn the leader's. Raises GroupLost, and
-    StartedDifferently on every rank.
+    `mine`, `word`: incarnation and ranks' credential that hold if this rank leads. All ranks learn the
+    leader's. Raises GroupLost, and StartedDifferently on every rank.
     """
     if not settings.grouped:
         return Formed(SoloGroup(), mine, word)
@@ -78,7 +78,8 @@ async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str 
 
 
 async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
-    """Wait for `loading` on every rank. Raises its error, or GroupLost if it failed on another rank."""
+    """Wait until every rank has finished `loading`. Return this rank's result. Raises its error, or GroupLost
+    if another rank failed."""
     here = asyncio.ensure_future(loading)
     while True:
         await asyncio.wait({here}, timeout=LOOK_S)
@@ -99,7 +100,8 @@ async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
 
 
 async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
-    """Compare facts of all ranks. Raises StartedDifferently on every rank if they differ, and GroupLost."""
+    """Check that all ranks have the same facts. Raises StartedDifferently on every rank if they differ, and
+    GroupLost."""
     try:
         gathered = await _gather_facts(group, {"facts": dict(facts)})
     except GroupBroken as error:
@@ -108,10 +110,10 @@ async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
 
 
 async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: type[Exception]) -> None:
-    """Run the turns of a rank, and name the responsible rank of an error.
+    """Run the turns of a rank. If they fail, raise an error that names the responsible rank.
 
-    An error of type `vague` does not name it. If the group learns the cause soon, GroupBroken with that
-    name is raised instead.
+    An error of type `vague` does not name it. If the group learns the cause soon, GroupBroken with that name
+    is raised instead.
     """
     try:
         await turns
@@ -124,8 +126,11 @@ async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: t
 
 
 def compare(gathered: Sequence[Mapping[str, str]], verb: str) -> None:
-    """Raise StartedDifferently for the first rank that differs from the leader, with the name of the
-    difference."""
+    """Raise StartedDifferently for the first rank that differs from the leader. The text names the
+    difference.
+
+    `gathered`: values of each rank by name, in rank order. `verb`: verb for the text, such as "has".
+    """
     first = gathered[0]
     for rank, each in enumerate(gathered):
         for name in sorted(first.keys() | each.keys()):
@@ -137,7 +142,7 @@ def compare(gathered: Sequence[Mapping[str, str]], verb: str) -> None:
 
 
 def _shared(settings: WorkerSettings) -> dict[str, str]:
-    """Return the settings that must be equal on every rank, by flag."""
+    """Return the settings that must be equal on every rank, as text by flag."""
     return {
         each.flag: each.kind.show(getattr(settings, each.name))
         for each in settings_of(type(settings))

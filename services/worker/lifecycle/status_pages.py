@@ -22,25 +22,25 @@ STARTING: Final = "still starting"
 
 
 class Progress(Protocol):
-    """Progress of a worker's turns."""
+    """Progress of a worker's turns, as its health pages read it."""
 
     @property
     def turn(self) -> int:
         """Number of turns that have ended."""
 
     def stuck_ms(self) -> int | None:
-        """Milliseconds since a turn ended, or None before the first."""
+        """Return the milliseconds since a turn last ended, or None before the first."""
 
     def step_ms(self) -> int:
-        """Milliseconds since the start of a step that has not ended."""
+        """Return the milliseconds since the start of a step that has not ended."""
 
 
 class StatusPages:
-    """Status pages of a process. They are made before the slow part of the start, so that a busy port fails
-    first."""
+    """HTTP status pages of a worker's process. They are made before the slow part of the start, so that a
+    busy port fails first."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Bind the port. Raises StartupError if it is in use."""
+        """Bind the port of the pages. Raises StartupError if it is in use."""
         self._socket = bind_port(settings.host, settings.metrics_port, settings.metrics_port_flag)
         self._server: HttpServer | None = None
         self._role = settings.role
@@ -56,7 +56,8 @@ class StatusPages:
     async def start(
         self, registry: CollectorRegistry, problem: Callable[[], str | None], progress: Progress
     ) -> None:
-        """Serve from now on. `problem`: returns the reason for which no room can come, or None."""
+        """Serve the pages from now on. `problem`: returns the reason for which no room can come, or None.
+        `progress`: progress of the turns."""
         self._problem, self._progress = problem, progress
         own = StatusPages._unstarted, StatusPages._unhealthy, StatusPages._unready
         self._server = await serve_metrics(
@@ -64,7 +65,8 @@ class StatusPages:
         )
 
     def share_problems(self, other: "StatusPages") -> None:
-        """Show the problems of the other side of the same process, too."""
+        """Show the problems of both sides of one process on the status pages of each. `other`: pages of the
+        other side."""
         self._other, other._other = other, self
 
     async def stop(self) -> None:
