@@ -21,7 +21,7 @@ class Choice:
     """One choice of a room: a sequence that continues the common prompt."""
 
     place: int
-    """Index among the room's choices."""
+    """Index of this choice among the room's choices."""
     sequence: Sequence
     drafter: Drafter | None = None
     """Maker of draft tokens for the sequence. None until the first step with drafts, or if the request wants

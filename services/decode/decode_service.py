@@ -1,4 +1,4 @@
-"""gRPC service of a decode worker."""
+"""gRPC service of a decode worker, which opens rooms and streams their output tokens."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Metrics of a decode worker."""
+"""Prometheus metrics of a decode worker."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

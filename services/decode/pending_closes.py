@@ -33,8 +33,8 @@ class _Close:
 
 
 class PendingCloses:
-    """Closes that one prefill worker has not answered, at most one for each room. Used from one event
-    loop."""
+    """Unanswered closes to one prefill worker, at most one for each room. A close asks it to stop writing for
+    the room. Used from one event loop."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PendingCloses:
         on_due: Callable[[], None],
         on_quiet: Callable[[inference_pb2.CloseRequest], None],
     ) -> None:
-        """Make it without closes. `sender`: name of the prefill worker, for the log. `on_due`: called when a
+        """Start without closes. `sender`: name of the prefill worker, for the log. `on_due`: called when a
         close is to be sent. `on_quiet`: called with each close that the sender accepted."""
         self._sender = sender
         self._on_due = on_due
@@ -71,7 +71,8 @@ class PendingCloses:
         return [self._closes[room].request for room in due]
 
     def send_again(self) -> None:
-        """Make all closes due, because the stream that carried them ended. The caller opens the next one."""
+        """Make all closes due, because the stream that carried them ended. The caller opens the next
+        stream."""
         self._to_send.update(dict.fromkeys(self._closes))
 
     def answered(self, reply: inference_pb2.CloseReply) -> None:

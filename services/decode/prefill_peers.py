@@ -23,8 +23,8 @@ class Peers(Protocol):
 
     @property
     def shut_out(self) -> bool:
-        """Whether the sender of some room refuses to connect to the present exposure, because it has not
-        seen the end of writes over a broken connection."""
+        """Whether the sender of some room refuses to connect to this worker's memory, because it has not seen
+        the end of writes over a broken connection."""
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
         """Make this worker's memory known to a prefill worker. Return True if it already is.
@@ -73,7 +73,7 @@ class LeaderPeers:
         secret: bytes,
         connect_timeout_s: float,
     ) -> None:
-        """Make it without links. `secret`: proves this worker's incarnation to senders. `connect_timeout_s`:
+        """Start without links. `secret`: proves this worker's incarnation to senders. `connect_timeout_s`:
         longest time in seconds for which a sender may refuse to connect."""
         self._mailbox = ports.mailbox
         self._channels = channels

@@ -31,8 +31,8 @@ class PromptClaims:
     def __init__(
         self, receiving: ReceivingSide[DecodeRoom], pace: PromptTiming, max_running: int, clock: Clock
     ) -> None:
-        """Make it. `pace`: measured speed of prompts on this worker. `max_running`: most sequences of a
-        step."""
+        """Start without decisions. `pace`: measured speed of prompts on this worker. `max_running`: most
+        sequences of a step."""
         self._receiving = receiving
         self._max_running = max_running
         self.pace = pace
@@ -112,8 +112,8 @@ class PromptClaims:
         return min(within, default=self.pace.alone_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
-        """Return whether to decide about a room's prompt now. Scored prompts are always left to prefill
-        workers (`scored-is-computed`)."""
+        """Return whether it is time to decide where a room's prompt is computed. Scored prompts are always
+        left to prefill workers (`scored-is-computed`)."""
         is_known = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
         return is_known and not room.local and room.cause is None and now_ms >= room.look_again_ms
 

@@ -49,8 +49,7 @@ Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
 
 @dataclass(slots=True)
 class _Grant:
-    """Unanswered grant of a room, or the notice that this worker computes its prompt
-    (`GrantRequest.mine`)."""
+    """Unanswered grant, or notice that this worker computes the prompt itself (`GrantRequest.mine`)."""
 
     request: inference_pb2.GrantRequest
     is_waiting: bool = False
@@ -82,9 +81,10 @@ class SenderLink:
         self.peer = peer
         self.incarnation = Incarnation(peer.incarnation)
         self.connected = False
-        """Whether the sender is connected to the present exposure, and the connection is not in doubt."""
+        """Whether the sender is connected to the present exposure of this worker's memory, and the connection
+        is not in doubt."""
         self.knows = False
-        """Whether the sender knows this exposure or an older one, so that it has to learn of the next one."""
+        """Whether the sender knows some exposure of this memory, so that it has to learn of the next one."""
         self.connecting = False
         self._identity = identity
         self._mailbox = mailbox
@@ -311,7 +311,7 @@ class SenderLink:
         return message
 
     def _message(self) -> inference_pb2.HandOverRequest:
-        """Return the next message."""
+        """Return the next message to the sender: a connect, grants and closes that are due."""
         message = inference_pb2.HandOverRequest()
         if self._connect_to_send:
             self._connect_to_send = False
@@ -385,8 +385,8 @@ def _is_no_answer(error: RemoteError) -> bool:
 
 
 def _may_pass(problem: Problem) -> bool:
-    """Return whether the refusal may pass: a broken connection can be made anew when no write is under way
-    on it."""
+    """Return whether the refusal is temporary: a broken connection can be made anew when no write is under
+    way on it."""
     kinds = (NotConnected.__name__, NotQuiet.__name__)
     return isinstance(problem, RemoteError) and problem.kind in kinds
 

@@ -48,19 +48,20 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         self._near_s = near_s
 
     def awaited(self) -> Iterator[tuple[R, Slot]]:
-        """Yield the rooms in transfer whose seal has not been seen yet, each with its metadata slot."""
+        """Yield the rooms in transfer whose seal (the mark that all is written) was not seen yet, each with
+        its metadata slot."""
         for room in self.roster:
             if room.phase is Phase.TRANSFERRING and room.record is None:
                 yield room, self.holdings.get(room.id).slot
 
     def touched(self) -> list[R]:
-        """Return the rooms whose metadata slot has something in the seal's part. `poll` then checks the
-        seal."""
+        """Return the rooms whose metadata slot was written to at the place of the seal. `poll` then checks
+        the seal."""
         return [room for room, slot in self.awaited() if self.holdings.slots.is_touched(slot)]
 
     def near(self, now_s: float) -> bool:
-        """Return whether a seal is expected very soon, because some room's record arrived a short time
-        ago."""
+        """Return whether a room's seal (the mark that all is written) is expected very soon, because its
+        record has just arrived."""
         for room, slot in self.awaited():
             if room.near_until_s is None and announced(self.holdings.slots.view(slot)):
                 room.near_until_s = now_s + self._near_s

@@ -53,7 +53,7 @@ class PageGrowth(Generic[R]):
     the worker share."""
 
     def __init__(self, rooms: Iterable[R], holdings: Holdings, layout: KvLayout, running_max: int) -> None:
-        """Make it without granted rooms. `rooms`: roster of the rank. `running_max`: most sequences of a
+        """Start without granted rooms. `rooms`: roster of the rank. `running_max`: most sequences of a
         step."""
         self.lacks = False
         """Whether a running room waits for pages and no younger room is left to retract."""
@@ -95,7 +95,7 @@ class PageGrowth(Generic[R]):
         room.filled = [room.request.prefill_tokens, *[room.division.shared_tokens] * further]
 
     def over(self, room: R) -> None:
-        """Stop to leave pages free for the growth of a room that has ended. Idempotent."""
+        """Stop leaving pages free for the growth of a room that has ended. Idempotent."""
         if room.pages:
             self._growing -= room.growing
             self._rows_left += room.rows

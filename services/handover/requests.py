@@ -156,8 +156,8 @@ class SendRecord:
 
 @dataclass(slots=True)
 class SendSeal:
-    """Request to write the room's seal to each rank of the receiver. Every rank of this worker has written
-    the rest."""
+    """Request to write the room's seal (the mark that all is written) to each rank of the receiver. Every
+    rank of this worker has written the rest."""
 
     room: RoomId
 

@@ -50,7 +50,7 @@ class Writes(Protocol):
 
     @property
     def sealed(self) -> bool:
-        """Whether the writes of the seals are DONE."""
+        """Whether the writes of the seals (the marks that all is written) are DONE."""
 
 
 S = TypeVar("S", bound=SendingRoom)
@@ -137,8 +137,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         self._connections.append(problem)
 
     def revoke(self, receiver: Incarnation, exposure: Incarnation) -> None:
-        """End all rooms that write to an earlier exposure of the receiver's memory. They count as proven
-        quiet.
+        """End all rooms that write to an earlier exposure of the receiver's memory. Such a room counts as
+        proven to write nothing more.
 
         A write that is still under way reaches no memory in use. So its source pages may be reused
         (`source-pinned`).
@@ -280,7 +280,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     def load(self, tokens_per_s: int, score_price: int = 0) -> WorkerLoad:
         """Return the load by which the router places prompts on this worker. Arguments: see `WorkerLoad`.
 
-        The cached tokens of a room are looked up once, and may be others when it begins.
+        The number of a room's cached tokens is looked up once, and may have changed when the room begins.
         """
         waiting = scored = 0
         for room in self.roster:

@@ -137,7 +137,7 @@ class KvLayout:
 
     @property
     def page_tokens(self) -> tuple[int, ...]:
-        """Tokens per page, by group."""
+        """Tokens per page, by KV group."""
         return tuple(group.page_tokens for group in self.groups)
 
     @property

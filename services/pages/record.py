@@ -105,7 +105,8 @@ class MetadataRecord:
 
 
 def seal_bytes(room: RoomId, generation: Generation) -> bytes:
-    """Return the seal of a room: the SEAL_BYTES bytes that are written last, at SEAL_OFFSET of its slot."""
+    """Return the seal of a room, the mark that all is written: the SEAL_BYTES bytes that are written last, at
+    SEAL_OFFSET of its slot."""
     return _SEAL.pack(room, generation, _check(room, generation))
 
 

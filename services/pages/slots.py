@@ -84,8 +84,8 @@ class SlotPool:
         return self._memory[start : start + SLOT_BYTES]
 
     def is_touched(self, slot: Slot) -> bool:
-        """Return whether a peer has written to the seal's part of a slot. `read_slot` checks the seal
-        itself."""
+        """Return whether a peer has written to a slot at the place of its seal (the mark that all is
+        written). `read_slot` checks the seal."""
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES + SEAL_OFFSET
         return self._memory[start : start + SEAL_BYTES] != BLANK_SEAL

@@ -19,7 +19,7 @@ both workers (`baton.fleet.room_table.DELIVERY_MS`)."""
 
 @dataclass(eq=False, slots=True)
 class EarlyGrant:
-    """Grant of one decode worker that waits for its room to open."""
+    """Grant (a room's destination pages) of one decode worker that waits for its room to open."""
 
     room: RoomId
     receiver: Incarnation
@@ -33,7 +33,7 @@ class EarlyGrants:
     never displace another's."""
 
     def __init__(self, most: int) -> None:
-        """Make it without grants. `most`: most waiting grants of one decode worker."""
+        """Start without grants. `most`: most waiting grants of one decode worker."""
         self._most = most
         self._grants: dict[RoomId, dict[Incarnation, EarlyGrant]] = {}
         self._counts: Counter[Incarnation] = Counter()
@@ -47,8 +47,8 @@ class EarlyGrants:
         """Add a grant that waits for its room. Return it.
 
         `apply`: called when the room opens. `expired`: called if the room does not open in time. An earlier
-        grant of the same room and receiver, from another stream, is dropped without a call. Return None,
-        without any call, if the receiver has too many waiting grants.
+        grant of the same room and receiver, from another stream, is dropped, and neither of its functions is
+        called. Return None, and call nothing, if the receiver has too many waiting grants.
         """
         before = self._grants.get(room, {}).get(receiver)
         if before is not None:
@@ -68,8 +68,8 @@ class EarlyGrants:
             grant.apply()
 
     def drop(self, grant: EarlyGrant) -> None:
-        """Remove a waiting grant without a call. Idempotent. A later grant of the same room and receiver
-        stays."""
+        """Remove a waiting grant, without calling its functions. Idempotent. A later grant of the same room
+        and receiver stays."""
         grants = self._grants.get(grant.room, {})
         if grants.get(grant.receiver) is not grant:
             return

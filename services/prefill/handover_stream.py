@@ -23,8 +23,8 @@ from baton.wire.errors import refusal_to_wire
 from baton.wire.layout_messages import layout_to_wire
 
 ANSWERS_MAX: Final = 4_096
-"""Most answers that wait for the decode worker to read them. While there are more, no message of it is
-read."""
+"""Most answers that wait for the decode worker to read them. While there are more, this worker reads no
+further message."""
 MESSAGE_MAX: Final = 1_024
 """Most answers in one message to the decode worker."""
 

@@ -1,4 +1,4 @@
-"""Metrics of a prefill worker."""
+"""Prometheus metrics of a prefill worker."""
 
 from typing import Final
 

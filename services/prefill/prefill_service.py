@@ -1,4 +1,4 @@
-"""gRPC services of a prefill worker."""
+"""gRPC services of a prefill worker: one opens rooms, the other hands them over to decode workers."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing

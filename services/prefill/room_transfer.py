@@ -37,7 +37,8 @@ class TransferStage(Enum):
     PAGES = "pages"
     """Stage in which pages and the metadata record are written."""
     SEAL = "seal"
-    """Stage in which the seal is to be posted: every rank has written the rest."""
+    """Stage in which the seal (the mark that all is written) is to be posted. Every rank has written the
+    rest."""
     SEALING = "sealing"
     SEALED = "sealed"
 
@@ -113,7 +114,8 @@ class RoomTransfer:
 
     @property
     def sealed(self) -> bool:
-        """Whether the writes of the seals to all ranks of the receiver are DONE."""
+        """Whether the seals (the marks that all is written) have reached all ranks of the receiver: their
+        writes are DONE."""
         return self.stage is TransferStage.SEALED
 
     @property
@@ -244,7 +246,8 @@ class RoomTransfer:
         return True
 
     def _post_record(self) -> None:
-        """Post the next record. No write reads the metadata slot while it is overwritten."""
+        """Post the writes of the next metadata record. No write reads the metadata slot while it is
+        overwritten."""
         record, peers = self._records.popleft()
         body = record.pack()
         self._staging[: len(body)] = body

@@ -31,7 +31,7 @@ class Routes:
         rank: int = 0,
         checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
-        """Make it without routes. `layouts`: KV layouts of all ranks of this worker, in rank order."""
+        """Start without routes. `layouts`: KV layouts of all ranks of this worker, in rank order."""
         self._transfer = transfer
         self._layouts = tuple(layouts)
         self._rank = rank

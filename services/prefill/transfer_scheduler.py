@@ -95,7 +95,7 @@ class TransferScheduler:
         return ended
 
     def give_up(self, room: PrefillRoom) -> None:
-        """Stop to measure the transfer of a failed room. Its time until now is recorded if not all pages were
+        """Stop measuring the transfer of a failed room. Its time until now is recorded if not all pages were
         written."""
         if room.begun and not room.written:
             self._count(room)

@@ -1,4 +1,5 @@
-"""Fields of a room's record for its caller and its timeline, the same on both sides."""
+"""Fields and methods of a room's record for its caller and its timeline, on prefill and decode workers
+alike."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -14,7 +15,8 @@ Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomRep
 
 @dataclass(eq=False)
 class CalledRoom(Generic[Reply]):
-    """Mixin of a side's room record: replies to the room's caller, on the leader."""
+    """Mixin for the record of a room: the queue of replies to the room's caller, and the methods that fill
+    it."""
 
     __slots__ = ()  # they are in the record
 

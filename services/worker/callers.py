@@ -27,10 +27,11 @@ class Replies(Protocol[AnyReply]):
 
 
 class Callers(Generic[Reply]):
-    """Calls whose rooms have not been opened yet: at most one for each room. Used from one event loop."""
+    """gRPC calls whose rooms have not been opened yet, at most one for each room. Used from one event
+    loop."""
 
     def __init__(self, mailbox: Mailbox, here: Container[RoomId]) -> None:
-        """Make it without calls. `here`: ids of the rooms that are open on this worker."""
+        """Make callers without calls. `here`: ids of the rooms that are open on this worker."""
         self._mailbox = mailbox
         self._here = here
         self._waiting: dict[RoomId, Replies[Reply]] = {}

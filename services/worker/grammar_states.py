@@ -43,7 +43,7 @@ class GrammarStates:
     """Grammar states that are being compiled, one entry for each waiting room. Used from one event loop."""
 
     def __init__(self, shelf: Grammars | None, wake: Callable[[], None]) -> None:
-        """Make it without waiting rooms.
+        """Start without waiting rooms.
 
         `shelf`: compiler of grammars, or None on a rank that does not sample. `wake`: called when a grammar
         is compiled.
@@ -53,7 +53,7 @@ class GrammarStates:
         self._waiting: dict[RoomId, _WaitingRoom] = {}
 
     def __len__(self) -> int:
-        """Return the number of waiting rooms."""
+        """Return the number of rooms that wait for their grammar."""
         return len(self._waiting)
 
     def needs(self, request: Request) -> bool:

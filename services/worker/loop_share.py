@@ -1,7 +1,7 @@
 """Sharing of one event loop between a worker's turns and its gRPC handlers.
 
-A turn has the loop for as long as it takes. Meanwhile calls arrive, streams bring messages, and sent
-messages are taken. Each needs several rounds of the loop, and the threads of the gRPC library in between.
+A turn has the loop for as long as it takes. Meanwhile calls arrive, streams bring messages, and sent messages
+are taken. Each such event needs several rounds of the loop, and the threads of the gRPC library in between.
 So after a turn the handlers have the loop until nothing waits for it, and at most for as long as turns have
 had it since the handlers' last share. This is fair to both:
 
@@ -32,7 +32,8 @@ A library's threads take some ten microseconds from one event to the next, which
 turn.
 """
 SHARE_MAX_US: Final = 100_000
-"""Longest share of the handlers, in microseconds. A turn takes a few milliseconds of the loop."""
+"""Longest time in microseconds for which gRPC handlers get the event loop after a turn. A turn takes a few
+milliseconds of the loop."""
 
 T = TypeVar("T")
 
@@ -76,8 +77,8 @@ class LoopShare:
     """Time for which gRPC handlers get the event loop after a turn, in microseconds of `clock.host_us`."""
 
     def __init__(self, clock: Clock, arrivals: PendingEvents, group: TimedGroup) -> None:
-        """Make it. `arrivals`: events that wait for the loop. `group`: rank group of the turns, whose waits
-        are subtracted from their time."""
+        """Make the share of a worker's loop. `arrivals`: events that wait for the loop. `group`: rank group
+        of the turns, whose waits are subtracted from their time."""
         self._clock = clock
         self._arrivals = arrivals
         self._group = group
@@ -86,11 +87,12 @@ class LoopShare:
         """Value of `group.waited_us`, in microseconds, when the handlers' last share ended."""
 
     def turned(self) -> None:
-        """Record that a turn has ended after which the handlers may run."""
+        """Record that a turn has ended after which the gRPC handlers may run."""
         self._turned_us = self._clock.host_us()
 
     async def give(self) -> None:
-        """Let the handlers run until their share is used or nothing waits for them."""
+        """Let the gRPC handlers run until their share of the event loop is used, or no event waits for
+        them."""
         waited_us = self._group.waited_us - self._waited_us
         had_us = min(self._turned_us - self._began_us - waited_us, SHARE_MAX_US)
         ends_us = self._turned_us + had_us

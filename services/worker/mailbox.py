@@ -56,7 +56,7 @@ class News:
         self._there = False
 
     async def wait(self, bound_s: float) -> bool:
-        """Wait at most `bound_s` seconds. Return whether it is set."""
+        """Wait for the event, at most `bound_s` seconds. Return whether it is set."""
         if self._there:
             return True
         loop = asyncio.get_running_loop()

@@ -54,7 +54,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         self.scheduler = computing
         self._turns = 0
         self._loads = 0
-        """Number of loads reported so far, which numbers them."""
+        """Number of load reports so far. Each report carries its number."""
 
     # ---- methods and attributes of one side alone
 
@@ -182,7 +182,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     # ---- requests of the hand-over core
 
     def _carry_out(self) -> None:
-        """Carry out all requests of the core, and those that follow from them."""
+        """Carry out all requests of the hand-over core, and those that follow from them."""
         reporter = self.ports.reporter
         while requests := self._core.take_requests():
             for request in requests:
@@ -208,7 +208,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
             self.ports.reporter.failed(room.id, cause)
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
-        """Forget a room that the core has retired."""
+        """Forget a room that is over on this worker and has given back all its memory."""
         self.ports.grammar_states.forget(retired.room)
         self._metrics.room_retired(retired.phase_ms)
         self.ports.reporter.retired(retired.room, detail)

@@ -1,8 +1,8 @@
-"""Timeline lines of a worker, sent to the router in parallel with the turns.
+"""Timeline lines of a worker, sent to the bootstrap in parallel with the turns.
 
 Lines go into a bounded buffer and leave in batches. When the buffer is full, lines are dropped and counted.
-The news that a room is retired is never dropped, because the registry waits for it. The leader reports what
-all ranks do together. Each rank reports its own evidence and votes.
+The news that a room is retired is never dropped, because the bootstrap waits for it. The leader reports the
+actions that all ranks take together. Each rank reports its own evidence and votes.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ DETAIL_CHARS_MAX: Final = 512
 
 
 class _Line(NamedTuple):
-    """Line of a room's timeline."""
+    """Line of a room's timeline that waits to be sent to the bootstrap."""
 
     room: RoomId
     event: bytes
-    """Encoded `RoomEvent`. It is not decoded on its way."""
+    """Serialised `RoomEvent` of the line. It is passed on as bytes, without being parsed."""
     retired: bool
-    """Whether it is this worker's last line of the room."""
+    """Whether the line is this worker's last one about the room."""
 
 
 class Reporter:

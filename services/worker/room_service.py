@@ -1,6 +1,6 @@
-"""gRPC service that opens rooms on a worker: one room a call, or many on one stream.
+"""gRPC service that opens rooms on a worker: one room for each call, or many on one stream.
 
-It has no policy. It parses, enters commands and renders replies.
+It decides nothing. It parses requests, puts commands into the mailbox and renders replies.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,8 @@ class RoomOpeningService(ABC, Generic[Reply]):
     """Protobuf message type of a stream that many rooms share."""
 
     def __init__(self, work: Opener[Reply], rest: Rest | None = None) -> None:
-        """Make the service of a side. `rest`: see `SharedStream`."""
+        """Make the service of a prefill or decode worker. `rest`: handler of other message parts, see
+        `SharedStream`."""
         self._callers: Callers[Reply] = work.callers
         self._opener: Opener[Reply] = work
         self._mailbox = work.ports.mailbox

@@ -58,7 +58,7 @@ class SharedStream(Generic[Reply]):
         self._judge = judge
         self._incarnation = incarnation
         self._rooms: dict[RoomId, _RoomReplies[Reply]] = {}
-        """Rooms whose outcome was not sent yet."""
+        """Destination of the replies of each room whose outcome was not sent yet."""
         self._pending: deque[Line[Reply]] = deque()
         self._news = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None

@@ -33,7 +33,8 @@ class StepScheduler(Generic[P]):
         self.tokens = 0
         """Number of tokens that this rank has computed or sampled since the start."""
         self.cost = cost
-        """Cost of the parts of a step. Measured on this rank, agreed by all ranks."""
+        """Estimated cost of the positions in an engine step. It is measured on each rank, and all ranks use
+        the leader's."""
         self._core_side = core
         self._ports = ports
         self._worker_metrics = metrics
@@ -96,6 +97,6 @@ class StepScheduler(Generic[P]):
         return step, taken
 
     def _fail(self, part: P, why: Exception) -> None:
-        """Fail the room of a part. `why`: reason for which no token was sampled."""
+        """Fail the room of one part of a step. `why`: error because of which no token was sampled."""
         reason = Reason.GRAMMAR_FAILED if isinstance(why, GrammarUnsatisfied) else Reason.ENGINE_FAILED
         self._core_side.fail(part.room, reason, f"{part.room.SIDE.value}: {why}")

@@ -48,7 +48,7 @@ class StepThread:
         thread: Executor | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Make it.
+        """Make a step thread.
 
         `thread`: executor that runs one step at a time. None: its own thread, which the engine binds.
         `clock`: clock to measure waits for the thread, if other workers use it, too. Otherwise None.
@@ -79,7 +79,7 @@ class StepThread:
         return self.running is None
 
     def start(self, rows: Sequence[Row]) -> None:
-        """Start a step. Only while `free`."""
+        """Start an engine step with these rows. Call it only while `free`."""
         self._start(self._engine.step, rows, summing=False)
         self._stepping = {row.sequence for row in rows}
         self._live |= self._stepping
@@ -148,7 +148,7 @@ class StepThread:
     def _begin(
         self, work: Callable[[Any], Any], clock: Clock, submitted_us: int, given: Sequence[Any]
     ) -> Any:
-        """Run `work` in the thread, and measure how long it waited."""
+        """Run `work` in the engine's thread, and record how long it waited for the thread."""
         self.waited_us = clock.host_us() - submitted_us
         return work(given)
 

@@ -69,8 +69,8 @@ class Work(Protocol):
         """Return how many connects of this turn succeeded on this rank before the first one that failed."""
 
     def on_agreement(self, connects: int) -> None:
-        """Continue what waited for all ranks: they have reached this turn, and so carried out the requests of
-        the turn before.
+        """Process the fact that all ranks have reached this turn, and so have carried out the requests of the
+        turn before.
 
         `connects`: number of connects of this turn that succeeded on every rank. Their callers get the
         result.
@@ -220,7 +220,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
 
 
 def _ahead(mine: Ballot, verdict: Verdict) -> bool:
-    """Return whether this rank voted to advance and another one did not yet."""
+    """Return whether this rank voted to advance a room or to start a step, and another rank did not yet."""
     if mine.may_compute and not verdict.compute:
         return True
     return any(
@@ -256,10 +256,10 @@ async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms:
 
 
 def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
-    """Return rooms and texts of causes as JSON bytes.
+    """Return rooms and the texts of their causes as JSON bytes, which fit into one message of the rank group.
 
-    No character takes more than six bytes, so the bounds above keep within the group's. An unpaired
-    surrogate, which UTF-8 text cannot have, becomes an escape.
+    No character takes more than six bytes. An unpaired surrogate, which UTF-8 text cannot have, becomes an
+    escape.
     """
     return json.dumps(causes, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
@@ -273,8 +273,8 @@ async def _gather(work: Work, group: RankGroup) -> None:
 async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
     """Return a text that names each rank's turn and digest of its rooms, for the error of diverged rosters.
 
-    All ranks read the same numbers, so all of them call this. They end next. An error of the group here is
-    not the cause.
+    All ranks detect the difference from the same numbers, so all of them call this before they end. An error
+    of the group during the call is not the cause.
     """
     ranks: dict[str, list[str]] = {}
     try:

@@ -159,7 +159,7 @@ class Start(Generic[Settings]):
     ) -> int:
         """Meet the other ranks, load the engine and take turns. Return the exit code.
 
-        Raises StopRequested on a stop before the first turn, and whatever ends the start or the turns.
+        Raises StopRequested on a stop before the first turn, and the error that ended the start or the turns.
         """
         settings, host = self.settings, self.host
         clock, registry, loop = SystemClock(), CollectorRegistry(), asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""Report of the exit of a worker's process by the next process, if no supervisor does it.
+"""Report of a worker process's exit to the bootstrap, made by the next process if no supervisor makes it.
 
-With `--exit-file` a process draws a secret for its own exit and stores it. The next process gets the lock
-of the file once this one has ended, and reports the exit (`baton.runtime.exit_file`).
+With `--exit-file` a process draws a secret for its own exit and stores it. The next process gets the lock of
+the file once this one has ended, and reports the exit (`baton.runtime.exit_file`).
 """
 
 import asyncio
@@ -31,8 +31,8 @@ has ended by then."""
 
 
 class ExitReporter:
-    """Exit file of one process: it stores the process's secret, and has the exits of earlier processes to
-    report."""
+    """Exit file of a process. It stores this process's secret, and the exits of earlier processes are
+    reported from it."""
 
     def __init__(self, file: ExitFile | None = None) -> None:
         self._file = file
@@ -40,7 +40,8 @@ class ExitReporter:
 
     @classmethod
     def prepare(cls, settings: Settings, names: Sequence[str]) -> "tuple[ExitReporter, Settings]":
-        """Take the exit file, and store a new secret in it. Return the settings to run with.
+        """Take the exit file, and store a new secret in it. Return the reporter, and the settings to run
+        with.
 
         `names`: names under which the process registers. Raises StartupError.
         """

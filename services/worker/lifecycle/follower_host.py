@@ -1,7 +1,8 @@
-"""Process of a rank that does not lead. It turns with its group and serves no calls.
+"""Process of a rank that does not lead its worker. It takes turns with its group and serves no calls.
 
-Only the leader is registered, called and told to stop. Its commands reach this rank in the turns, and this
-rank leaves when all ranks agree. It reports its own evidence of rooms to the bootstrap, as its leader does.
+Only the leader is registered, called and told to stop. The leader's commands reach this rank in the turns,
+and this rank leaves when all ranks agree. It reports its own evidence of rooms to the bootstrap, as its
+leader does.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ class FollowerHost:
     ) -> int:
         """Take turns until the group leaves. Return the exit code.
 
-        Raises the error that ended the turns. For one of `broken` it does not return: the process ends.
+        Raises the error that ended the turns. For an error in `broken` it does not return: the process ends.
         """
         self._problem = None
         freeze_loaded_objects()

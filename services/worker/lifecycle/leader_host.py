@@ -1,7 +1,8 @@
-"""Process of a worker, or of the leader of its ranks: bind, register, turn, drain and leave.
+"""Process of a worker, or of the leader of its ranks: bind ports, register, take turns, drain and leave.
 
-It has everything that does not depend on the side, which adds its services and its turn loop. Other ranks
-have a `follower_host`. When the group breaks, all callers of rooms get an error, and the process ends.
+It has the parts that do not depend on the side, prefill or decode. The side adds its gRPC services and its
+turns. Other ranks have a `follower_host`. When the rank group breaks, all callers of rooms get an error, and
+the process ends.
 """
 
 import asyncio
@@ -55,7 +56,8 @@ TAKEN_FOR_GONE: Final = (
     " bootstrap). Its peers may use what it writes to for others, so it ends, to be started again"
 )
 LAST_REPLIES_S: Final = 0.7
-"""Seconds that a process with a broken group spends on its last calls and on open streams."""
+"""Longest time in seconds for the last replies on open streams and the last trace spans, after an error ended
+the turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,6 @@ async def _typed(call: grpc.aio.UnaryUnaryCall) -> Any:
 
 
 def _first(errors: BaseExceptionGroup[RemoteError]) -> RemoteError:
-    """Return the error that the bootstrap itself gave, or else the first error."""
+    """Return the first error that is an answer of the bootstrap, or else the first error."""
     found = [each for each in errors.exceptions if isinstance(each, RemoteError)]
     return min(found, key=lambda each: each.unreachable)

@@ -1,7 +1,7 @@
 """Thread that keeps the lease, so that turns do not delay renewals.
 
-It has its own event loop, in which the same `LeaseKeeper` runs as anywhere. Its news go to the worker's
-loop. That loop samples the worker's census, because tables change during a turn.
+It has its own event loop, in which a `LeaseKeeper` runs. Its news go to the worker's loop. The worker's loop
+samples the worker's census for it, because tables change during a turn.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from baton.wire.service_role import ServiceRole
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 
 STOP_S: Final = 1.0
-"""Seconds that the thread gets to end. It ends with the process in any case."""
+"""Longest wait in seconds for the lease thread to end. It ends with the process in any case."""
 
 Result = TypeVar("Result")
 
@@ -35,10 +35,10 @@ class LeaseThread:
         holds: Callable[[], workers_pb2.RenewRequest],
         turns: Callable[[], int],
     ) -> None:
-        """Make it. `channels`: channels for use in threads, which it owns from now on.
+        """Start the thread. `channels`: channels for use in threads, which it owns from now on.
 
-        The other arguments are those of `LeaseKeeper`. All but `turns`, which the thread calls, are called
-        in the worker's loop.
+        The other arguments are those of `LeaseKeeper`. All but `turns`, which the thread calls, are called in
+        the worker's loop.
         """
         self._bootstrap = bootstrap
         self._worker = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class LeaseThread:
         await self._there(self._keeper.leave())
 
     async def stop(self) -> None:
-        """End the thread. Wait a bounded time for it."""
+        """End the lease thread, and wait for its end at most a bounded time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self._there(self._channels.close())

@@ -1,7 +1,7 @@
 """Start of a rank: it meets its group, compares settings, and waits until all ranks are ready.
 
-To load a model takes minutes, and differs by rank. The ranks stay in touch meanwhile, so that all learn at
-once if one ends or cannot start.
+Loading a model takes minutes, and some ranks take longer than others. The ranks stay in touch meanwhile, so
+that all learn at once if one ends or cannot start.
 """
 
 import asyncio

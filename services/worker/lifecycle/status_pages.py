@@ -74,7 +74,8 @@ class StatusPages:
             await self._server.stop()
 
     def _problems(self, own: Callable[["StatusPages"], list[str]]) -> list[str]:
-        """Return the problems of this side and of the other one."""
+        """Return the problems of this side and of the other side of the process, if it has two. `own`:
+        returns the problems of one side."""
         other = self._other
         return own(self) + ([f"{other._role} side: {each}" for each in own(other)] if other else [])
 
