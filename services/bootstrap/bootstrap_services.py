@@ -245,8 +245,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             self._rooms.credentials.check_key(room, key)
 
     def _sides(self, reporter: Incarnation, reports: Iterable[rooms_pb2.RoomReport]) -> set[Side]:
-        """Return the sides that these reports are about. The side of a worker that has left is found by its
-        rooms."""
+        """Return the sides of the workers that send these reports. The side of a worker that has left is
+        found by its rooms."""
         side = self._rooms.registry.side_of(reporter)
         sides = set() if side is None else {side}
         for report in reports:

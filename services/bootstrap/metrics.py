@@ -81,7 +81,7 @@ class Loss(Enum):
     """Way in which a worker was lost, as a metric label."""
 
     LEFT = GOODBYE
-    """The worker called Leave."""
+    """The worker left by itself: it called Leave, such as after a drain."""
     EXITED = "exited"
     """The starter of the worker reported that its process has ended."""
     SILENT = "silent"

@@ -62,20 +62,23 @@ class _Branch:
     room."""
 
     choices: tuple[int, ...]
-    """Numbers of these choices in the request, in the order in which the room numbers them."""
+    """Numbers, in the request, of the choices that share one room. Their order is the one in which the room
+    numbers them."""
     room: RoomStream
     avoid: frozenset[Incarnation] = frozenset()
     opened: int = 1
-    """Number of consecutive rooms of these choices without progress, the present one included."""
+    """Number of consecutive rooms that made no progress, the present one included."""
     began: int = 0
     """Number of output tokens that each choice already had when the room was opened."""
     carrier: asyncio.Task[None] | None = None
-    """Task that reads the rooms of these choices. None while all choices of the request are in one room."""
+    """Task that reads the rooms of this branch (choices that share a room). None while all choices of the
+    request are in one room."""
     over: bool = False
-    """Whether no other room follows the present one for these choices. The room's timeline has the reason."""
+    """Whether the present room is the last one, with no other to follow. The reason is in the room's
+    timeline."""
     paused_ms: int | None = None
-    """Time at which the room of these choices was retracted, in milliseconds. None once the next token has
-    come."""
+    """Time at which the choices paused because their room was retracted, in milliseconds. None once the next
+    token has come."""
 
 
 class RequestStream:

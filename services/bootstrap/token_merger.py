@@ -29,7 +29,7 @@ class TokenMessage(NamedTuple):
 
 
 class TokenMerger:
-    """Merger of one room's tokens. It has those that were passed on, and stores those that wait."""
+    """Merger of one room's tokens: it passes each position on once, and stores tokens that have to wait."""
 
     def __init__(self, request: Request, decode: str, *, awaits_prefill: bool) -> None:
         """Make a merger without tokens. `decode`: name of the decode worker. `awaits_prefill`: whether to

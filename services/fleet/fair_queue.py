@@ -47,9 +47,9 @@ class QueuedWork(NamedTuple):
 
     all: int
     in_class: int
-    """Number of these requests that are of the given one's class and had no room before."""
+    """Number of requests before a given one that are of its own class and had no room before."""
     tokens: int
-    """Expected work of all these requests, in tokens (`QueueKey.tokens`)."""
+    """Expected work of all requests before a given one, in tokens (`QueueKey.tokens`)."""
     tokens_in_class: int
 
 
@@ -80,7 +80,7 @@ class _TenantQueue(Generic[T]):
     number: int
     """Position of the tenant in each lap of the round robin."""
     visited: int
-    """Lap in which the tenant's savings were last counted."""
+    """Lap of the round robin up to which the tenant's savings are counted."""
     saved: int
     waiting: OrderedDict[int, QueueEntry[T]]
     """Waiting requests of the tenant by serial number, the oldest first. Skipped requests are left out."""
@@ -309,7 +309,7 @@ class FairQueue(Generic[T]):
 
     def by_class(self) -> Counter[int]:
         """Return the number of waiting requests by class, including those that had a room before. The cost
-        grows with the number of the latter."""
+        grows with the number of those."""
         waiting = Counter(one.claim.priority for _, one in self._retried)
         return waiting + Counter({priority: line.count for priority, line in self._classes.items()})
 

@@ -26,7 +26,7 @@ class Need:
     """Hashes of the prompt's blocks, by which workers with a cached prefix are found. Empty if cached
     prefixes do not matter."""
     choices: int = 1
-    """Number of choices: sequences that decode draws after the same prompt."""
+    """Number of sequences that decode draws after the same prompt."""
     margin: int = 0
     """Number of KV positions that have to be free on decode, in addition to those with which the room begins.
     Set for a retracted request, so that it is not retracted again at once."""

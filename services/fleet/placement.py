@@ -163,8 +163,8 @@ def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice 
 def _alone(
     workers: Mapping[Side, SideWorkers], need: Need, lacks: NoSuchWorker | None = None
 ) -> "_Choice | None":
-    """Return the decode workers that could compute and hold a request without prefill. None if it may not be
-    local, or there are none.
+    """Return the decode workers that could compute and hold a request without prefill. None if the request
+    may not be local, or there are no such workers.
 
     `lacks`: error that says why no prefill worker can serve the request. Raises NoSuchWorker if only a worker
     that may come later could.
@@ -206,8 +206,8 @@ class _Choice:
         self._first = need.prompt_tokens if side is Side.PREFILL else need.initial_on_decode(page_tokens)
         """Fewest KV positions with which the request can begin, on the workers' smallest pages."""
         self.is_ready = self._is_weighed = False
-        """Whether some of the workers are ready. `_is_weighed`: whether workers of weight 0 are left out,
-        because there are others."""
+        """Whether some of the workers that could hold the request are ready. `_is_weighed`: whether workers
+        of weight 0 are left out, because there are others."""
         for worker in self.ready():
             self.is_ready = True
             if worker.weight:
@@ -217,7 +217,7 @@ class _Choice:
             self._refuse()
 
     def without(self, avoid: Collection[Incarnation]) -> "_Choice":
-        """Return the same choice without the workers in `avoid`, if any worker is left. Workers of weight 0
+        """Return the choice of workers without those in `avoid`, unless none is left. Workers of weight 0
         count only if there are no others."""
         if not avoid:
             return self
@@ -349,8 +349,8 @@ class _Choice:
 
 
 def _has_whole(prefill: _Choice, decode: _Choice, pairs: PairHealth) -> bool:
-    """Return whether some pair of these workers connects. The number of compared pairs is at most that of
-    broken pairs plus one."""
+    """Return whether some pair of a prefill and a decode worker connects. At most one more pair is looked at
+    than there are broken pairs."""
     return any(not pairs.is_broken(_id(one, other)) for one in prefill.ready() for other in decode.ready())
 
 

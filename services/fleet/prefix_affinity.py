@@ -40,7 +40,7 @@ class SentPrefixes:
         self._limit = tokens_max // BLOCK_TOKENS
         self._blocks: OrderedDict[Block, None] = OrderedDict()
         self.awaited: dict[Block, int] = {}
-        """Number of rooms that are to compute a block, by block, for blocks that none has computed yet."""
+        """For each block that no room has computed yet: the number of rooms that are to compute it."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -92,7 +92,7 @@ class SentPrefixes:
         return left
 
     def drop(self, blocks: Sequence[Block]) -> list[Block]:
-        """Forget blocks. Return those of them that were remembered."""
+        """Forget blocks of the worker. Return those of them that were remembered."""
         known = [block for block in blocks if block in self._blocks]
         for block in known:
             del self._blocks[block]

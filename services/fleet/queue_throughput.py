@@ -119,8 +119,8 @@ class QueueThroughput:
         self._of(priority).waits = True
 
     def progressed(self, tokens: int, tokens_min: int) -> None:
-        """Count `tokens` tokens of work done on rooms of any class. `tokens_min`: least work for a throughput
-        from now on."""
+        """Count `tokens` tokens of work done on rooms of any class. `tokens_min`: least work from which a
+        throughput is estimated from now on, in tokens."""
         self._all.units_min = tokens_min
         if tokens:
             self._all.done(tokens)

@@ -232,8 +232,8 @@ class Registry(WorkerTable, RoomTable):
         self._file_if_retired(entry)
 
     def mark_delivered(self, room: RoomId, sides: Iterable[Side]) -> None:
-        """Record that the opener of a room has delivered it to the workers of these sides. Unknown rooms are
-        ignored."""
+        """Record that the opener of a room (the process that asked for it) has sent it to the workers of
+        these sides. Unknown rooms are ignored."""
         entry = self._open.get(room)
         if entry is None or not entry.undelivered:
             return

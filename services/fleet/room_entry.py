@@ -54,7 +54,8 @@ class RoomEntry:
     waiting_for: set[Side] = field(init=False)
     """Sides whose workers have not reported the room retired."""
     undelivered: set[Side] = field(init=False)
-    """Sides to whose workers the opener has not delivered the room yet, as far as the router knows."""
+    """Sides to whose workers the room has not been sent yet by its opener (the process that asked for it), as
+    far as the router knows."""
     lines: list[Line] = field(default_factory=list)
     """Lines of the room's timeline, in the order in which they arrived."""
     events_dropped: int = 0
@@ -88,7 +89,8 @@ class RoomEntry:
 
     @property
     def waits_for_opener(self) -> set[Side]:
-        """Sides that still count as holding the room, although its opener has not delivered it to them."""
+        """Sides that still count as holding the room, although its opener (the process that asked for it) has
+        not sent it to them."""
         return self.undelivered & self.waiting_for
 
     @property

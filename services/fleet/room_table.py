@@ -1,8 +1,9 @@
 """Rooms at the router: open ones with the reports that they wait for, and ended ones by their outcome.
 
-It is pure: time is an argument. All room ids are made here (`room-issued`). They are a counter with a random
-start. So no id is used twice (`room-unique`), and after a restart of the router one repeats with a chance of
-2^-30. The workers of a room cannot be read from its id.
+The opener of a room is the process that asked for it and calls its workers: this router, or a client of its
+gRPC service. Room ids are made only here (`room-issued`). They are a counter with a random start. So no id is
+used twice (`room-unique`), and after a restart of the router one repeats with a chance of 2^-30. The workers
+of a room cannot be read from its id. The module is pure: time is an argument.
 """
 
 from collections import Counter, OrderedDict
@@ -26,10 +27,11 @@ OPEN_MS_MAX: Final = 4 * 3_600_000
 """Longest time that a room may be open, in milliseconds. It exceeds all deadlines on the workers, and ends
 rooms whose opener is gone (`room-ends`)."""
 DELIVERY_MS: Final = 60_000
-"""Time for the opener of a room to deliver it to both workers, in milliseconds."""
-OUTCOME_MS: Final = 10_000
-"""Time for the opener of a room to report its outcome after both workers have retired the room, in
+"""Time for the opener of a room (the process that asked for it) to send it to both workers, in
 milliseconds."""
+OUTCOME_MS: Final = 10_000
+"""Time for the opener of a room (the process that asked for it) to report the outcome, after both workers
+have retired the room, in milliseconds."""
 CANARY_ROOMS_FILED_MAX: Final = 64
 """Most ended canary rooms that are remembered. They are stored apart from clients' rooms, since a worker that
 never gets ready causes one a second."""
@@ -60,7 +62,8 @@ class RoomTable:
         self._rooms_by_worker: dict[Incarnation, dict[RoomId, RoomEntry]] = {}
         """Open rooms by incarnation of their workers. Workers that are gone are included."""
         self._undelivered: DueQueue[RoomId, RoomEntry] = DueQueue(DELIVERY_MS)
-        """Open rooms whose opener has not delivered them to all their workers."""
+        """Open rooms that their opener, the process that asked for the room, has not sent to all their
+        workers."""
         self._without_outcome: DueQueue[RoomId, RoomEntry] = DueQueue(OPEN_MS_MAX)
         """Open rooms whose outcome is not known yet."""
         self._released: dict[RoomId, RoomEntry] = {}
@@ -120,8 +123,8 @@ class RoomTable:
             self._enter(entry, RoomPhase.STREAMING)
 
     def orphans(self, now_ms: int) -> list[RoomEntry]:
-        """Return rooms whose opener is gone. The caller has to `end` them, and to cancel them on their
-        workers.
+        """Return rooms whose opener (the process that asked for the room) seems to be gone. The caller has to
+        `end` them, and to cancel them on their workers.
 
         Such a room was not delivered to both workers in DELIVERY_MS, or is open for OPEN_MS_MAX. Or both
         workers retired it OUTCOME_MS ago, and it has no outcome.
@@ -168,8 +171,8 @@ class RoomTable:
             self.phases[phase] += 1
 
     def _look_at_opener(self, entry: RoomEntry) -> None:
-        """Update which reports are awaited from a room's opener, after a worker got the room or retired
-        it."""
+        """Update which reports are awaited from a room's opener (the process that asked for it), after a
+        worker got the room or retired it."""
         if not entry.waits_for_opener:
             self._undelivered.leave(entry.id)
         if (

@@ -34,7 +34,7 @@ class UnreportedRooms:
     examined twice at most, however many reports come."""
 
     tokens: int = 0
-    """Sum of the token counts of all these rooms."""
+    """Sum of the token counts of all rooms that the worker's last report does not cover."""
     _since: dict[RoomId, int] = field(default_factory=dict)
     """Token counts by room, in the order of the room ids."""
     _late: dict[RoomId, int] = field(default_factory=dict)

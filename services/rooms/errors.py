@@ -1,4 +1,4 @@
-"""Errors of the pure core, and the reasons for which rooms end.
+"""Errors of the pure core (code without I/O), and the reasons for which rooms end.
 
 There are three kinds of errors, by whose fault they are. A `LocalBug` stops the process, a `PeerFault` ends
 at most one room, and a `Refusal` answers a caller whose request cannot be granted.

@@ -110,7 +110,7 @@ class SenderEffect(Enum):
     SEAL = "seal"
     """Write the seal, on the elected rank. All pages of all ranks are written by now."""
     REPORT = "report"
-    """Report to the caller that the room's record is sealed."""
+    """Report the room's outcome to the router: the record is sealed."""
 
 
 class ReceiverEffect(Enum):

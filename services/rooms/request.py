@@ -160,12 +160,12 @@ class Request:
 
     @property
     def choices(self) -> int:
-        """Number of choices: sequences that continue the same prompt and output."""
+        """Number of sequences that continue the same prompt and output."""
         return 1 + len(self.further_seeds)
 
     def choice(self, place: int) -> "Request":
-        """Return choice number `place` (from 0) as a request of its own. It draws the same tokens
-        (`own-draws`)."""
+        """Return choice number `place` (from 0) as a request of its own, which draws the same tokens as in
+        this request (`own-draws`)."""
         if place == 0 and not self.further_seeds:
             return self
         seed = (self.sampling.seed, *self.further_seeds)[place]

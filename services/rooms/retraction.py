@@ -35,7 +35,7 @@ class RunningRoom(NamedTuple):
 
 class Growth(NamedTuple):
     grown: Sequence[int]
-    """Indices of the wants that get their pages."""
+    """Indices of the wants (choices that need pages) that get their pages now."""
     retracted: Sequence[RoomId]
     """Ids of the rooms to retract, in the order in which they were chosen."""
     lacks: bool

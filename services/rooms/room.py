@@ -43,7 +43,7 @@ class Room(ABC):
     id: RoomId
     request_id: str
     peer: Incarnation
-    """Incarnation of the worker on the other side: of its process. A restarted worker is another peer."""
+    """Incarnation (id of the process) of the worker on the other side. A restarted worker is another peer."""
     index: int
     """Index of the room in the roster's fixed table. Votes are keyed by it."""
     pages_needed: PageCounts

@@ -204,11 +204,12 @@ class Roster(Generic[R]):
     def settle(
         self, verdicts: Sequence[Vote], now_ms: int, reasons: Mapping[int, Reason] = _NO_REASONS
     ) -> list[tuple[R, Any]]:
-        """Make every room's agreed move. Return the rooms with the effects that the caller has to carry out.
+        """Move each room as all ranks agreed. Return the rooms whose move has an effect, with the effect,
+        which the caller has to carry out.
 
-        `now_ms`: the same as for `votes`. `reasons`: reasons of ABORTs by index, as agreed. The effects are
-        those of the room's side (`baton.rooms.phases`). A room with the effect RELEASE is still here: the
-        caller has to `retire` it in the same turn.
+        `now_ms`: the same as for `votes`. `reasons`: agreed reasons of ABORTs, by index of the room. The
+        effects are those of the room's side (`baton.rooms.phases`). A room with the effect RELEASE is still
+        here: the caller has to `retire` it in the same turn.
         """
         effects = []
         for room in self._rooms.values():

@@ -27,7 +27,8 @@ class WorkerLoad:
     """Highest id among the worker's rooms; 0 if it has none. Ids are issued in ascending order, so the router
     sees which rooms the report covers."""
     number: int = 0
-    """Serial number of the report. Each report of a process has a higher number than those before."""
+    """Serial number of the report, which grows with each report of a process. Older reports that arrive late
+    are recognized by it."""
     tokens_waiting: int = 0
     """Prompt tokens that a prefill worker has yet to compute. Scored tokens count more, by their cost."""
     tokens_per_s: int = 0

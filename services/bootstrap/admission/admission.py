@@ -73,7 +73,8 @@ class Admission:
         """Number of requests that look for their next room, by id of the room that ended."""
         self.promises = DecodePromises()
         self._outlook: Hashable = None
-        """Registry's outlook at the last scan of the queue that refused requests no worker can hold."""
+        """Value of `Registry.outlook` at the last scan of the queue. Requests that no worker can hold are
+        refused when it changes."""
         self._ending: Cause | None = None
         """Cause for which no more rooms are opened, while the router stops. None before."""
 
@@ -272,15 +273,15 @@ class Admission:
             self._registry.release_reserved()
 
     def _serve_back(self) -> None:
-        """Open rooms on draining workers for requests that these workers retracted, and that the scan did not
-        reach. Requests before them may not go there."""
+        """Open rooms on draining workers for requests whose rooms these workers retracted, if the scan of the
+        queue did not reach them. Requests before them may not go to a draining worker."""
         for incarnation in self._registry.accepting_retracted():
             for one in self.promises.unseen(incarnation, LOOKED_AT_MAX):
                 self._serve(one)
 
     def _reserve(self, waiting: WaitingRequest, lacks: NoCapacity) -> None:
-        """Reserve a decode worker for a retracted request during this scan, unless only prefill lacks
-        space."""
+        """Reserve a decode worker for a retracted request during this scan of the queue, unless only prefill
+        lacks space."""
         need, retry = waiting.request.need, waiting.request.retry
         if retry is not None and not retry.is_attempt and lacks.side is not Side.PREFILL:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)

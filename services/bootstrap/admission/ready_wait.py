@@ -15,7 +15,8 @@ class ReadyWait:
     def __init__(self) -> None:
         self._waiting: Counter[tuple[int, Side | None]] = Counter()
         self._outlook: Hashable = None
-        """Registry's outlook when the waiting requests looked for a worker last."""
+        """Value of `Registry.outlook` when the waiting requests looked for a worker last. They look again
+        when it changes."""
         self._news = asyncio.Event()
         """Event that is set for a moment when a worker may have become ready."""
 
@@ -54,8 +55,8 @@ class ReadyWait:
             return True
 
     def wake(self, outlook: Hashable, *, force: bool) -> None:
-        """Let all waiting requests look for a worker again if the registry's outlook has changed. `force`: do
-        so in any case."""
+        """Let all waiting requests look for a worker again if `outlook` has changed (`Registry.outlook`).
+        `force`: do so in any case."""
         if outlook != self._outlook or force:
             self._outlook = outlook
             self._news.set()

@@ -22,7 +22,7 @@ class Pause:
 
 
 def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) -> list[Pause]:
-    """Return the pauses of a request that has these rooms, in order.
+    """Return the pauses of a request in order, from its `rooms` and their timeline `lines`.
 
     A room that was retracted before its first token belongs to the pause before. `now_ms`: time at which
     pauses that still last are cut off.

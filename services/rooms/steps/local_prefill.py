@@ -87,8 +87,8 @@ class PromptTiming:
             self.alone_ms = None
 
     def _expected_ms(self, prompt_tokens: int, sequences: int) -> float:
-        """Return the predicted duration of a step with these prompt tokens and sequences, in milliseconds; 0
-        if unknown. A far longer step was delayed by something else, such as a stopped process
+        """Return the predicted duration of a step with `prompt_tokens` and decoding `sequences`, in
+        milliseconds; 0 if unknown. A far longer step was delayed by something else, such as a stopped process
         (`stall-is-no-work`)."""
         if not prompt_tokens:
             return self.step_ms(sequences)
@@ -145,14 +145,14 @@ class PromptTiming:
 
 
 class JoiningRoom(NamedTuple):
-    """Room that prefill hands over while a prompt is computed here. From then on it decodes in the same
+    """Room that prefill hands over while decode computes a prompt. From then on it decodes in the same
     steps."""
 
     left_ms: float
     """Time until the room's hand-over, in milliseconds."""
     sequences: int
     steps: int
-    """Most steps that the room runs for after its hand-over."""
+    """Most steps that the room decodes for after its hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +162,16 @@ class ConcurrentDecode:
     sequences: int
     """Number of sequences that run now, or will when earlier prompts are computed."""
     steps: int
-    """Most further steps that these sequences run for."""
+    """Most further steps that the running sequences decode for."""
     joins: Sequence[JoiningRoom]
     """Rooms that will join the batch while the prompt is computed, the soonest first."""
     sequences_max: int
     """Most sequences that a step computes."""
 
     def prompt_ms(self, pace: PromptTiming, tokens: int, until_ms: float) -> float | None:
-        """Return the time to prefill a prompt of `tokens` while these sequences decode, in milliseconds. None
-        if unknown. Rooms that join later than `until_ms` are ignored. See `PromptTiming.prompt_ms`."""
+        """Return the time to prefill a prompt of `tokens` on decode while these sequences run, in
+        milliseconds. None if unknown. Rooms that join later than `until_ms` are ignored. See
+        `PromptTiming.prompt_ms`."""
         sequences, joining = self.sequences, 0
         here_ms = pace.prompt_ms(tokens, sequences, self.steps)
         for each in self.joins:
@@ -201,11 +202,12 @@ class LocalPrefill:
 def choose_local_prefill(
     pace: PromptTiming, missing: int, known: int, ahead: int, prefill_ms: float, beside: ConcurrentDecode
 ) -> LocalPrefill | None:
-    """Decide whether decode computes a room's prompt. Return the reason if it does, or None if prefill does.
+    """Decide whether decode computes a room's prompt itself. Return the reason if it does, or None if prefill
+    does.
 
-    `missing`: number of prompt tokens without cached pages here, of `known` in all. `ahead`: tokens of other
-    prompts to compute here first. `prefill_ms`: expected time of prefill. `beside`: sequences that decode
-    meanwhile. If no prompt was measured here yet, one is tried while nothing else runs.
+    `missing`: number of prompt tokens without cached pages on decode, of `known` in all. `ahead`: tokens of
+    other prompts to compute on decode first. `prefill_ms`: expected time of prefill. `beside`: sequences that
+    decode meanwhile. If no prompt was measured on decode yet, one is tried while nothing else runs.
     """
     if not pace.gap_ms or prefill_ms <= 0:
         return None

@@ -39,9 +39,9 @@ class NgramLookup:
         self._longest = longest
         self._tokens = array("I")
         self._last = array("I", [_NOWHERE]) * buckets
-        """Position of the last pair of tokens, by hash bucket."""
+        """Last position of a token pair, by hash bucket of the pair."""
         self._before = array("I", [_NOWHERE])
-        """Position of the previous pair in the same hash bucket, by position."""
+        """For each position, the previous position whose token pair is in the same hash bucket."""
 
     def __len__(self) -> int:
         """Return the number of tokens in the index."""
