@@ -106,8 +106,8 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             "Requests that wait, by class",
-            "For a pair of workers. A class is a request's priority: above is below zero, default is who asks"
-            " for none.",
+            "For a pair of workers. A class is a request's priority: above is below zero, default is no"
+            " priority.",
             {
                 "{{class}}": f"sum by (class) ({now('baton_admission_queue_requests')})",
             },
@@ -219,7 +219,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     ),
     "Where are prompts computed?": (
         Panel(
-            "Prompts' tokens, by who computed them",
+            "Prompt tokens, by the side that computed them",
             "The share that each side computed; cached ones are not. Decode computes what it has sooner than"
             " prefill would: short rests, and whatever it has time for while prefill is the queue.",
             {
@@ -231,7 +231,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             stacked=True,
         ),
         Panel(
-            "Prompts, by who computed them and why",
+            "Prompts, by the side that computed them and why",
             "A second. Handed over: prefill's own. Sooner: decode had it before prefill would have. Same"
             " process: nothing was to be handed over. No prefill: none was ready, and decode computes all.",
             {"{{why}}": f"sum by (why) ({per_second('baton_prompts_computed_total')})"},
@@ -343,7 +343,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             "Workers lost",
-            "In the interval shown. Exited: whoever started it saw it end. Silent: its lease ran out.",
+            "In the interval shown. Exited: its launcher saw it end. Silent: its lease ran out.",
             {
                 "{{side}} {{how}}": "sum by (side, how) (increase("
                 + now("baton_workers_lost_total")

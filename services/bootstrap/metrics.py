@@ -106,7 +106,7 @@ class BootstrapMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._failed = FailedRoomCounter("Rooms of clients' requests that failed, by first cause.", registry)
         self._canaries_failed = FailedRoomCounter(
-            "Rooms of our own that try a worker out, and failed, by first cause.",
+            "Canaries that failed, by first cause. A canary is the room of a test request of Baton's own.",
             registry,
             "baton_canaries_failed",
         )
@@ -115,16 +115,17 @@ class BootstrapMetrics:
         self._count_retries(registry)
         self._prompts = enum_counter(
             "baton_prompts_computed_total",
-            "Rooms of clients' requests whose prompt was computed, by who did and why: prefill, whose work it"
-            " is (handed_over), or decode, which had it sooner, whose process is the prefill worker, too"
-            " (same_process), or where no prefill worker was ready.",
+            "Rooms of clients' requests whose prompt was computed, by why that side did it: prefill, as"
+            " usual (handed_over); or decode, because it was expected to finish sooner (sooner), is one"
+            " process with the prefill worker (same_process), or no prefill worker was ready (no_prefill).",
             "why",
             ComputedBy,
             registry,
         )
         self._prompt_tokens = enum_counter(
             "baton_prompt_tokens_computed_total",
-            "Tokens of clients' prompts that were not cached where they were computed, by the side that did.",
+            "Tokens of clients' prompts that were computed, because they were not cached, by the side that"
+            " did it.",
             "side",
             Side,
             registry,
@@ -133,12 +134,12 @@ class BootstrapMetrics:
     def _count_workers(self, registry: CollectorRegistry) -> None:
         """Make the metrics about lease renewals, lost workers and rejected exit reports."""
         self._renewals = Counter(
-            "baton_lease_renewals_total", "Leases renewed by workers.", registry=registry
+            "baton_lease_renewals_total", "Lease renewals by all workers.", registry=registry
         )
         self._lost = Counter(
             "baton_workers_lost_total",
-            "Workers that are gone: they left, their process exited, their lease ran out (silent), or they"
-            " live and their turns did not go on (stalled).",
+            "Workers that were lost, by how: they signed off (left), their process exited (exited), their"
+            " lease ran out (silent), or they lived but their loop made no progress (stalled).",
             ["side", "how"],
             registry=registry,
         )
@@ -147,8 +148,8 @@ class BootstrapMetrics:
                 self._lost.labels(side.value, how.value)
         self._rejected_exits = enum_counter(
             "baton_exits_not_believed_total",
-            "Reports that a worker's process had exited which were not believed: the process answered, or the"
-            " reporter did not show the secret of the process's starter (unproven).",
+            "Reports of a worker's exit that were rejected, by why: its process still answers (answers), or"
+            " the report lacks the secret of the launcher that started the process (unproven).",
             "why",
             ExitRejection,
             registry,
@@ -158,7 +159,8 @@ class BootstrapMetrics:
         """Make the metrics about requests that wait for workers or are refused."""
         self._waited = LabelledHistogram(
             "baton_admission_wait_seconds",
-            "From a request's asking for a pair of workers until its room was opened, by its class.",
+            "Time that a request waited for a pair of workers until its room was opened, by priority class:"
+            " above is served first, default is without a priority, below is served last.",
             _WAIT_SECONDS,
             "class",
             (each.value for each in ClassBand),
@@ -166,8 +168,9 @@ class BootstrapMetrics:
         )
         self._refused = enum_counter(
             "baton_admission_refused_requests_total",
-            "Requests that got no pair of workers, by why: the queue was full, they waited for too long,"
-            " would have to, or a side has no worker for them.",
+            "Requests that got no pair of workers, by why: the queue was full (queue_full), they waited as"
+            " long as they may (too_late), they were expected to wait longer than that (not_in_time), or no"
+            " worker can take them (no_worker).",
             "why",
             RefusalReason,
             registry,
@@ -177,7 +180,7 @@ class BootstrapMetrics:
         """Make the metrics about requests that go on in a new room."""
         self._retries = Counter(
             "baton_request_retries_total",
-            "Requests that went on in a new room, by what the last one failed of.",
+            "Requests that continued in a new room, by the reason for which the last room failed.",
             ["reason"],
             registry=registry,
         )
@@ -186,19 +189,20 @@ class BootstrapMetrics:
                 self._retries.labels(reason.value)
         self._retracted = Counter(
             "baton_rooms_retracted_total",
-            "Rooms of clients' requests whose decode worker needed their pages: no failures.",
+            "Rooms of clients' requests that were retracted, because their decode worker needed their KV"
+            " pages for older rooms. Their requests continue in new rooms, so these are no failures.",
             registry=registry,
         )
         self._paused = LoopHistogram(
             "baton_retraction_pause_seconds",
-            "From a room's being retracted until its request's next token, or its end.",
+            "Time from the retraction of a room until the next token of its request, or the request's end.",
             _WAIT_SECONDS,
             registry,
         )
         self._recomputed = Counter(
             "baton_retraction_recomputed_tokens_total",
-            "Tokens that prefill computed once more for requests whose room was retracted: what was not"
-            " cached of prompt and output.",
+            "Tokens of prompt and output that prefill computed again for requests whose room was retracted,"
+            " because they were not cached.",
             registry=registry,
         )
 
@@ -266,14 +270,20 @@ class RegistryCollector(Collector):
         ]
 
     def _rooms(self) -> GaugeMetricFamily:
-        rooms = GaugeMetricFamily("baton_rooms", "Rooms that are not retired, by phase.", labels=["phase"])
+        rooms = GaugeMetricFamily(
+            "baton_rooms",
+            "Rooms whose workers have not freed all their resources yet, by phase.",
+            labels=["phase"],
+        )
         for phase in RoomPhase:
             if phase is not RoomPhase.RETIRED:
                 rooms.add_metric([phase.value], self._registry.phases[phase])
         return rooms
 
     def _workers(self) -> Iterator[GaugeMetricFamily]:
-        workers = GaugeMetricFamily("baton_workers", "Workers with a lease.", labels=["side", "state"])
+        workers = GaugeMetricFamily(
+            "baton_workers", "Workers that hold a lease, by state.", labels=["side", "state"]
+        )
         states = Count((worker.facts.side, worker.state) for worker in self._registry.workers())
         for side in Side:
             for state in WorkerState:
@@ -281,7 +291,8 @@ class RegistryCollector(Collector):
         yield workers
         weights = GaugeMetricFamily(
             "baton_workers_weight",
-            "Ready workers, each side of a process that serves both by its weight of 100.",
+            "Ready workers, where each side of a process that serves both counts as its share of the process"
+            " (its weight / 100).",
             labels=["side"],
         )
         for side in Side:
@@ -289,20 +300,21 @@ class RegistryCollector(Collector):
         yield weights
         yield GaugeMetricFamily(
             "baton_alone_workers",
-            "Ready decode workers that compute prompts themselves where no prefill worker is ready.",
+            "Ready decode workers that can compute prompts themselves if no prefill worker is ready.",
             value=self._registry.alone_count,
         )
 
     def _capacity(self) -> Iterator[GaugeMetricFamily]:
         places = GaugeMetricFamily(
             "baton_worker_places",
-            "Rooms that ready workers may hold, by what is there.",
+            "Places for rooms on ready workers: taken by clients' rooms, or free.",
             labels=["side", "state"],
         )
         tokens = GaugeMetricFamily(
             "baton_worker_kv_tokens",
-            "KV positions of ready workers, as rooms are placed by them: used or asked for, and left. Decode"
-            " says what it has, less what was placed since; prefill is counted by its open rooms.",
+            "KV positions of ready workers, as placement counts them: used or needed by rooms, or left. A"
+            " decode worker reports its own, and rooms placed since then are added. A prefill worker is"
+            " counted by its open rooms.",
             labels=["side", "state"],
         )
         for side in Side:
@@ -320,7 +332,8 @@ class RegistryCollector(Collector):
     def _queues(self) -> Iterator[GaugeMetricFamily]:
         queue = GaugeMetricFamily(
             "baton_admission_queue_requests",
-            "Requests waiting for a pair of workers, by their class.",
+            "Requests waiting for a pair of workers, by priority class: above is served first, default is"
+            " without a priority, below is served last.",
             labels=["class"],
         )
         waiting = Count[ClassBand]()
@@ -331,8 +344,8 @@ class RegistryCollector(Collector):
         yield queue
         sides = GaugeMetricFamily(
             "baton_side_queue_requests",
-            "Requests waiting for a pair of workers, on the side that has no worker for them, or no space for"
-            " whoever is first.",
+            "Requests waiting for a pair of workers, by the side that lacks a worker for them, or space for"
+            " the first of them.",
             labels=["side"],
         )
         lacking = self._lacking()

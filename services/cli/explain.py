@@ -102,8 +102,8 @@ def _stages(stages: list[dict[str, Any]]) -> Table:
 def _lines(lines: list[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("after ms", justify="right", no_wrap=True)
-    table.add_column("who", no_wrap=True)
-    table.add_column("what", no_wrap=True)
+    table.add_column("process", no_wrap=True)
+    table.add_column("event", no_wrap=True)
     table.add_column("")
     for line in lines:
         style = KINDS.get(line["kind"], "")

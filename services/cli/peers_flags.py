@@ -13,7 +13,7 @@ MEMORY: Final = "give --kv-cache-memory, in bytes for each rank"
 RANKS: Final = "give --tp (of baton serve --prefill-tp and --decode-tp)"
 STAGES: Final = "give --pp to prefill (of baton serve --prefill-pp)"
 SIDES: Final = "run baton prefill and baton decode, or baton serve for both"
-PRIORITY: Final = "leave it out: who waits is served by priority, low values first"
+PRIORITY: Final = "leave it out: waiting requests are served by priority, low values first"
 MACHINES: Final = "give --machines, --machine and --rendezvous"
 
 INSTEAD: Final[Mapping[str, str]] = {
@@ -27,7 +27,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--disaggregation-mode": SIDES,
     "--disaggregation-transfer-backend": "leave it out: pages travel over NIXL with UCX",
     "--dist-init-addr": MACHINES,
-    "--enable-cache-report": "leave it out: cached tokens are always told",
+    "--enable-cache-report": "leave it out: cached tokens are always reported",
     "--enable-metrics": "leave it out: metrics are always served",
     "--enable-priority-scheduling": PRIORITY,
     "--enable-trace": "give --otlp-endpoint",

@@ -15,16 +15,19 @@ from baton.worker.metrics import Counts, WorkerMetrics
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 QUEUES: Final = {
-    RoomQueue.PREALLOC: ("baton_decode_prealloc_queue_requests", "Rooms without pages yet."),
+    RoomQueue.PREALLOC: ("baton_decode_prealloc_queue_requests", "Rooms that have no KV pages yet."),
     RoomQueue.TRANSFER: (
         "baton_decode_transfer_queue_requests",
-        "Rooms whose pages have not all landed, or whose prompts are being computed here.",
+        "Rooms whose KV pages have not all arrived, or whose prompts are being computed by this worker.",
     ),
     RoomQueue.WAITING: (
         "baton_decode_waiting_requests",
-        "Sequences of admitted rooms that do not fit the batch.",
+        "Sequences of admitted rooms that wait because the batch is full.",
     ),
-    RoomQueue.RUNNING: ("baton_decode_running_requests", "Sequences being continued."),
+    RoomQueue.RUNNING: (
+        "baton_decode_running_requests",
+        "Sequences in the batch, which are being generated.",
+    ),
 }
 
 
@@ -34,46 +37,53 @@ class DecodeMetrics(WorkerMetrics):
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._max_running = max_running
         batch = gauge(
-            "baton_decode_batch_places", "Sequences that one step may continue, by what is there.", ["state"]
+            "baton_decode_batch_places", "Places for sequences in the batch: taken, or free.", ["state"]
         )
         self._batch = Counts({state: batch.labels(state) for state in ("taken", "free")})
-        self._tokens = counter("baton_decode_tokens_total", "Tokens drawn.")
+        self._tokens = counter("baton_decode_tokens_total", "Output tokens generated.")
         self._handover = LoopHistogram(
             "baton_handover_seconds",
-            "From the room's arrival here until it was admitted.",
+            "Time from a room's arrival at this worker until all its KV had arrived and it was admitted.",
             _SECONDS,
             registry,
         )
         self._revocations = counter(
-            "baton_kv_revocations_total", "Times that the exposed memory was taken back from its senders."
+            "baton_kv_revocations_total",
+            "Times that this worker took back the memory that prefill workers could write to.",
         )
 
         self._local = counter(
             "baton_decode_local_rooms_total",
-            "Rooms whose prompts were computed here, since that was sooner or no prefill worker was there.",
+            "Rooms whose prompts this worker computed, because that was sooner or no prefill worker was"
+            " ready.",
         )
         self._computed = counter(
-            "baton_decode_prompt_tokens_total", "Tokens of these prompts that were computed here."
+            "baton_decode_prompt_tokens_total", "Prompt tokens that this decode worker computed."
         )
         self._grown = counter(
-            "baton_decode_pages_grown_total", "KV pages that running rooms took as they drew."
+            "baton_decode_pages_grown_total", "KV pages that running rooms took for new output tokens."
         )
         self._retracted = counter(
             "baton_decode_rooms_retracted_total",
-            "Rooms whose pages were needed by older ones, and whose requests went on in other rooms.",
+            "Rooms that were retracted, because older rooms needed their KV pages. Their requests continue in"
+            " new rooms.",
         )
         self._given_up = counter(
             "baton_decode_retracted_tokens_total",
-            "Tokens of these whose KV was there: computed again, as far as it is not cached by then.",
+            "Tokens of retracted rooms whose KV this worker had. They are computed again unless cached by"
+            " then.",
         )
 
         draft_pages = gauge(
-            "baton_decode_draft_pages", "KV pages of the draft model, by state; none without one.", ["state"]
+            "baton_decode_draft_pages",
+            "KV pages of the draft model, by state; 0 without a draft model.",
+            ["state"],
         )
         self._draft_pages = Counts({state: draft_pages.labels(state) for state in ("taken", "free")})
         drafts = counter(
             "baton_decode_draft_tokens_total",
-            "Tokens that were drafted and checked, by whence they came and what came of them.",
+            "Drafted tokens that were checked (speculative decoding), by source and outcome: taken or"
+            " missed.",
             ["source", "outcome"],
         )
         self._drafts = {

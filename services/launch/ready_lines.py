@@ -14,8 +14,8 @@ from baton.launch.stack_plan import Operators
 from baton.runtime.child_process import COMMAND
 
 NO_OPERATORS: Final = (
-    "Nobody reads what it does (/ui, baton top): with several API keys that needs --admin-api-key-file,"
-    " --admin-port or --open-admin"
+    "The pages for operators (/ui, baton top) are closed: with several API keys they need"
+    " --admin-api-key-file, --admin-port or --open-admin"
 )
 
 

@@ -37,9 +37,9 @@ ON_GPUS: Final = ("auto", "cuda")
 class Operators(Enum):
     """Which callers may read the pages for operators."""
 
-    CALLERS = "whoever may call their port"
+    CALLERS = "every caller of their port"
     ADMINS = "admin keys"
-    NOBODY = "nobody"
+    NOBODY = "no caller"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,17 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 
 
 QUEUES: Final = {
-    RoomQueue.BOOTSTRAP: ("baton_prefill_bootstrap_queue_requests", "Rooms without a destination yet."),
-    RoomQueue.WAITING: ("baton_prefill_waiting_queue_requests", "Rooms that are to be computed."),
+    RoomQueue.BOOTSTRAP: (
+        "baton_prefill_bootstrap_queue_requests",
+        "Rooms for which the decode worker has not sent the destination pages yet.",
+    ),
+    RoomQueue.WAITING: (
+        "baton_prefill_waiting_queue_requests",
+        "Rooms whose prompts are not completely computed yet.",
+    ),
     RoomQueue.INFLIGHT: (
         "baton_prefill_inflight_queue_requests",
-        "Rooms that are computed and not yet all written.",
+        "Rooms whose prompts are computed, but whose KV pages are not all written to decode yet.",
     ),
 }
 
@@ -28,12 +34,12 @@ class PrefillMetrics(WorkerMetrics):
         self._tokens = Counter("baton_prefill_tokens_total", "Prompt tokens computed.", registry=registry)
         self._scored = Counter(
             "baton_prefill_scored_tokens_total",
-            "Prompt tokens whose log-probability was computed for their caller.",
+            "Prompt tokens whose log-probabilities were computed, because the client asked for them.",
             registry=registry,
         )
         self._first_token = LoopHistogram(
             "baton_prefill_first_token_seconds",
-            "From a room's arrival here until its first token was drawn.",
+            "Time from a room's arrival at this worker until its first output token was sampled.",
             _SECONDS,
             registry,
         )
@@ -42,18 +48,20 @@ class PrefillMetrics(WorkerMetrics):
         )
         self._seconds = LoopHistogram(
             "baton_kv_transfer_seconds",
-            "From the start of a room's computation until its seal was written.",
+            "Time from the start of a room's computation until its seal was written, the last write behind"
+            " all its pages.",
             _SECONDS,
             registry,
         )
         self._transfer = Counter(
             "baton_kv_transfer_busy_seconds_total",
-            "Time during which pages of a room that were ready were not all written.",
+            "Time during which a room had computed pages that were not all written to decode, summed over"
+            " rooms.",
             registry=registry,
         )
         self._hidden = Counter(
             "baton_kv_transfer_hidden_seconds_total",
-            "The part of the busy seconds that went on beside a step.",
+            "Part of the busy seconds during which an engine step was running.",
             registry=registry,
         )
 

@@ -59,22 +59,22 @@ class ReasonFacts:
 REASONS: Final[Mapping[Reason, ReasonFacts]] = {
     Reason.RETRACTED: ReasonFacts(
         Fault.NOBODY,
-        "Nothing is wrong here: the decode worker needed the room's pages for rooms that are older. The"
-        " request goes on in another room, behind the tokens that it has.",
+        "Nothing is wrong here: the decode worker needed the room's KV pages for older rooms. The request"
+        " continues in another room, after the tokens that it already has.",
         is_failure=False,
         is_counted=False,
     ),
     Reason.LOCAL: ReasonFacts(
         Fault.NOBODY,
-        "Nothing is wrong here: the decode worker computed the prompt itself, since it had it sooner so. Its"
-        " own lines say what was missing there; the prefill worker held nothing of the room.",
+        "Nothing is wrong here: the decode worker computed the prompt itself, because that was expected to be"
+        " sooner. Its lines say how much of the prompt was not cached there. Prefill kept nothing of it.",
         is_failure=False,
         is_counted=False,
         ends_room=False,
     ),
     Reason.ANSWERED: ReasonFacts(
         Fault.CALLER,
-        "The client had all that it asked for, and the workers were told to stop.",
+        "The client had all that it asked for, and the workers stopped.",
         is_failure=False,
         is_counted=False,
     ),
@@ -84,66 +84,71 @@ REASONS: Final[Mapping[Reason, ReasonFacts]] = {
         is_failure=False,
     ),
     # A failure all the same: where another prompt of the request failed, the client is told so.
-    Reason.CANCELLED: ReasonFacts(Fault.CALLER, "Whoever opened the room ended it."),
+    Reason.CANCELLED: ReasonFacts(
+        Fault.CALLER, "The room was cancelled by its opener, or another prompt of its request failed."
+    ),
     Reason.DEADLINE: ReasonFacts(
         Fault.EITHER,
-        "A phase made no progress for as long as it may: the longest bar before the failure is where it stood"
-        " still, and the text says what it waited for.",
+        "A phase made no progress within its time limit. The longest bar before the failure shows which"
+        " phase, and the text says what it waited for.",
     ),
     Reason.PREFILL_LOST: ReasonFacts(
         Fault.PREFILL,
         "The prefill process died, left, or was silent for longer than its lease. Look for its exit in the"
-        " platform, and at the end of its log.",
+        " platform's events, and at the end of its log.",
     ),
     Reason.DECODE_LOST: ReasonFacts(
         Fault.DECODE,
         "The decode process died, left, or was silent for longer than its lease. Look for its exit in the"
-        " platform, and at the end of its log.",
+        " platform's events, and at the end of its log.",
     ),
     Reason.BOOTSTRAP_LOST: ReasonFacts(
-        Fault.BOOTSTRAP, "The bootstrap could not follow the room to its end."
+        Fault.BOOTSTRAP, "The bootstrap stopped, or lost the room, before the room had ended."
     ),
     Reason.CONNECT_FAILED: ReasonFacts(
         Fault.EITHER,
-        "Decode and prefill did not reach each other (addresses, network policy, layouts that do not map), or"
-        " prefill did not take decode's destination; the text names which.",
+        "The decode and the prefill worker could not connect (addresses, network policy, KV layouts that do"
+        " not fit), or prefill rejected the destination pages that decode sent. The text says which.",
     ),
     Reason.TRANSFER_FAILED: ReasonFacts(
-        Fault.EITHER, "A write of pages between the two workers failed, or a seal came too early."
+        Fault.EITHER,
+        "A write of KV pages between the two workers failed, or its end was signalled too early.",
     ),
     Reason.RECORD_CORRUPT: ReasonFacts(
         Fault.EITHER,
-        "What landed in the metadata slot is not what this room's sender should have written. It was not"
-        " served; the memory is kept until no write can land in it.",
+        "The metadata that arrived (first token, room number) is not what this room's prefill worker should"
+        " have written. It was not used. The memory stays reserved until no write can reach it any more.",
     ),
     Reason.PAGES_CORRUPT: ReasonFacts(
         Fault.EITHER,
-        "The pages that landed differ from what was computed. They were not served. Look at the link and the"
-        " memory of the two hosts.",
+        "The KV pages that arrived differ from those that were computed. They were not used. Check the"
+        " network between the two hosts, and their memory.",
     ),
     Reason.RECEIVER_CLOSED: ReasonFacts(
-        Fault.DECODE, "The decode worker gave the room up first: its own lines say why."
+        Fault.DECODE, "The decode worker ended the room first; its lines say why."
     ),
     Reason.MEMORY_REVOKED: ReasonFacts(
         Fault.DECODE,
-        "The decode worker took its exposed memory back because some other sender neither answered nor was"
-        " known to be dead. Look for a prefill worker that is stopped or cut off.",
+        "The decode worker took back the memory that prefill workers could write to, because another one"
+        " neither answered nor was known to be dead. Look for a prefill worker that is stopped or cut off.",
     ),
     Reason.ENGINE_FAILED: ReasonFacts(
-        Fault.TELLER, "A step of the model raised an error; the worker's log has it in full."
+        Fault.TELLER, "A step of the model raised an error. The worker's log has its traceback."
     ),
     Reason.GRAMMAR_FAILED: ReasonFacts(
         Fault.REQUEST,
-        "The worker that drew could not hold the answer to what its request asked for, or not any further;"
-        " the text says why. Another worker would say the same.",
+        "The worker could not constrain the answer as its request asked (grammar, JSON schema, tool call)."
+        " The text says why. Another worker would fail in the same way.",
     ),
     Reason.GROUP_BROKEN: ReasonFacts(
         Fault.TELLER,
-        "A rank of the worker died, did not answer in time, or disagreed. The text names the rank and the"
-        " turn; the whole worker is started again.",
+        "A rank of the worker died, did not answer in time, or disagreed with the others. The text names the"
+        " rank and the turn of the worker's loop. The whole worker is restarted.",
     ),
-    Reason.DRAINING: ReasonFacts(Fault.TELLER, "The worker was about to stop."),
-    Reason.REFUSED: ReasonFacts(Fault.TELLER, "The worker did not take the room; the text says why."),
+    Reason.DRAINING: ReasonFacts(
+        Fault.TELLER, "The worker was draining: it was about to stop, and took no new rooms."
+    ),
+    Reason.REFUSED: ReasonFacts(Fault.TELLER, "The worker rejected the room; the text says why."),
 }
 
 LOST: Final[Mapping[Side, Reason]] = {Side.PREFILL: Reason.PREFILL_LOST, Side.DECODE: Reason.DECODE_LOST}

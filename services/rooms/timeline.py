@@ -62,8 +62,7 @@ class Moment(StrEnum):
     DESTINATION_KNOWN = "destination known"
     """Prefill: the decode worker's pages and slot are known on every rank."""
     COMPUTING = "computing"
-    """Both workers: pages are reserved, and the first step of the prompt begins. On decode, for local rooms
-    only."""
+    """Both workers: pages are reserved, and the first step begins. On decode, for local rooms only."""
     CHUNK_COMPUTED = "chunk computed"
     """Prefill: a step has computed a part of the prompt that is not the last."""
     FIRST_TOKEN = "first token"  # noqa: S105 - no password
@@ -76,8 +75,7 @@ class Moment(StrEnum):
     CONNECTED = "connected"
     """Decode: the prefill worker is connected to this worker's memory."""
     LOCAL = "local"
-    """Decode: the decode worker computes the prompt itself. The detail has the number of uncached tokens and
-    the reason."""
+    """Decode: the worker computes the prompt itself. The detail has the uncached tokens and the reason."""
     GRANTED = "granted"
     """Decode: pages and a slot are reserved and exposed, and their addresses are sent to prefill."""
     LANDED = "landed"
@@ -94,7 +92,7 @@ class Moment(StrEnum):
     """Decode: the room's memory is kept until nothing can be written to it any more."""
 
     UNREADABLE = "unreadable"
-    """Written by no process: it stands for a line that cannot be decoded."""
+    """No process: it stands for a line that cannot be decoded."""
 
 
 class Event(NamedTuple):

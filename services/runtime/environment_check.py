@@ -51,44 +51,45 @@ FAMILIES: Final = (
             *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         ),
         VariableVerdict.IGNORED,
-        "between the parts, by `baton bench serve`, and by what asks a loopback address; `baton chat`, `top`"
-        " and `explain` that ask another host, and traces for one, go through them",
+        "for connections between Baton's processes, from `baton bench serve`, and to loopback addresses."
+        " `baton chat`, `top`, `explain` and the export of traces use them to reach another host",
     ),
     Family(
         ("GRPC_ADDRESS_HTTP_PROXY", "GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES"),
         VariableVerdict.DROPPED,
-        "they would lead the parts' connections through a proxy",
+        "they would send the connections between Baton's processes through a proxy",
     ),
     Family(
         ("GRPC_ENABLE_FORK_SUPPORT",),
         VariableVerdict.DROPPED,
-        "its handlers stop a process that starts others while it has connections",
+        "gRPC's fork handlers can stop a process that starts others while it has connections",
     ),
     Family(
         ("GRPC_VERBOSITY",),
         VariableVerdict.BY_OTHERS,
-        "errors come to Baton and are told once, in its own words",
+        "Baton logs the errors of gRPC itself, once each",
         "NONE",
     ),
     Family(
         ("GRPC_TRACE",),
         VariableVerdict.HONOURED,
-        "with GRPC_VERBOSITY=debug; what it writes holds what is sent, secrets and prompts included",
+        "with GRPC_VERBOSITY=debug; its output contains all that is sent, including secrets and prompts",
     ),
     Family(
         ("GRPC_DNS_RESOLVER", "GRPC_POLL_STRATEGY", "GRPC_EXPERIMENTS", "GRPC_SSL_CIPHER_SUITES"),
         VariableVerdict.HONOURED,
-        "how gRPC finds names, waits, and encrypts",
+        "how gRPC resolves names, polls and encrypts",
     ),
     Family(
         ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"),
         VariableVerdict.DROPPED,
-        "each process tells its own metrics; they would go to another program's files",
+        "each process exports its own metrics; the variable would write them to files that other programs"
+        " share",
     ),
     Family(
         ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"),
         VariableVerdict.DROPPED,
-        "they would put the threads of all workers on the same cores; `--cpus` says which",
+        "they would put the threads of all workers on the same cores; `--cpus` sets the cores of each",
     ),
     Family(
         ("OMP_NUM_THREADS",),
@@ -101,7 +102,7 @@ FAMILIES: Final = (
             *("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
         ),
         VariableVerdict.HONOURED,
-        "how much of its cores a process takes, and how it waits",
+        "how many of its cores a process uses, and how its threads wait",
     ),
     Family(
         (
@@ -109,8 +110,8 @@ FAMILIES: Final = (
             *("NVIDIA_TF32_OVERRIDE", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"),
         ),
         VariableVerdict.DROPPED,
-        "they would compute float32 with fewer bits, or read weights that run code; `--dtype` says which"
-        " numbers are meant",
+        "they would compute float32 with fewer bits, or load weight files that can run code; `--dtype` sets"
+        " the number format",
     ),
     Family(
         (
@@ -118,28 +119,28 @@ FAMILIES: Final = (
             *("MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"),
         ),
         VariableVerdict.HONOURED,
-        "which instructions compute: sums may round otherwise, so give all workers the same",
+        "which CPU instructions are used; sums may then round differently, so set them alike on all workers",
     ),
     Family(
         ("TORCH_*", "PYTORCH_*", "CUDA_*", "NVIDIA_*"),
         VariableVerdict.HONOURED,
-        "but for those above: which devices there are, how their memory is had, what is logged",
+        "except those above: which devices are visible, how their memory is allocated, what is logged",
     ),
     Family(
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*"),
         VariableVerdict.IGNORED,
-        "`--rank`, `--world` and `--rendezvous` say it",
+        "`--rank`, `--world` and `--rendezvous` are used instead",
     ),
     Family(
         ("HF_HUB_OFFLINE",),
         VariableVerdict.SET,
-        "models are not downloaded, and no library asks the hub for anything",
+        "models are local files, and no library may contact the Hugging Face Hub",
         "1",
     ),
     Family(
         ("HF_TOKEN", "HF_HOME", "HF_ENDPOINT", "HF_HUB_*", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE"),
         VariableVerdict.IGNORED,
-        "there is nothing to ask the hub for",
+        "the Hugging Face Hub is never contacted",
     ),
     Family(
         ("TRANSFORMERS_VERBOSITY", "TRANSFORMERS_NO_ADVISORY_WARNINGS"),
@@ -149,58 +150,58 @@ FAMILIES: Final = (
     Family(
         ("UCX_*", "NIXL_*"),
         VariableVerdict.HONOURED,
-        "the data path's devices and transports, which the platform knows; unset, their logs tell fatal"
-        " errors alone",
+        "network devices and transports of the KV transfer, which depend on the platform. If unset, these"
+        " libraries log only fatal errors",
     ),
     Family(
         ("GLOO_SOCKET_IFNAME", "GLOO_*"),
         VariableVerdict.HONOURED,
-        "the interface between a worker's ranks; unset, the one toward `--rendezvous`",
+        "the network interface between a worker's ranks; if unset, the one that leads to `--rendezvous`",
     ),
     Family(
         ("OTEL_*",),
         VariableVerdict.HONOURED,
-        "where traces go, unless `--otlp-endpoint` says it, and with which headers and certificates",
+        "where traces are sent, unless `--otlp-endpoint` is set, and with which headers and certificates",
     ),
     Family(
         ("SSL_CERT_FILE", "SSL_CERT_DIR", "OPENAI_API_KEY"),
         VariableVerdict.HONOURED,
-        "by the commands that ask a server; between the parts `--tls-ca` alone says who is believed",
+        "by the commands that are clients of a server; between Baton's processes only `--tls-ca` is trusted",
     ),
     Family(
         ("SSLKEYLOGFILE",),
         VariableVerdict.HONOURED,
-        "by the commands that ask a server: whoever reads that file reads their connections; the parts write"
-        " none",
+        "by the commands that are clients of a server: the file allows their connections to be decrypted."
+        " Baton's services write no such file",
     ),
     Family(
         ("FORWARDED_ALLOW_IPS",),
         VariableVerdict.HONOURED,
-        "which proxies may say a client's address ([security.md](security.md))",
+        "which proxies are trusted to report a client's address ([security.md](security.md))",
     ),
     Family(
         ("XDG_CACHE_HOME", "HOME", "TMPDIR", "PATH", "CPATH", "LIBRARY_PATH"),
         VariableVerdict.HONOURED,
-        "where converted models and the compiled kernel lie, and where a C compiler is; what was compiled is"
-        " compared with what it has to compute before it is used",
+        "where converted models and the compiled kernel are stored, and where a C compiler is found. A"
+        " compiled kernel is checked against reference results before it is used",
     ),
     Family(
         (WARNINGS,),
         VariableVerdict.DROPPED,
-        "`error` would end a request with any warning of a library",
+        "with `error`, any warning of a library would fail a request",
     ),
     Family(
         ("PYTHONOPTIMIZE",),
         VariableVerdict.DROPPED,
-        "at 2 it takes away the docstrings that transformers reads: a process that was started so does not"
-        " start; at 1 it holds for the process that was started, and not for its parts",
+        "2 removes docstrings that the transformers library needs, so a process that is started with it exits"
+        " at once. 1 affects only that process, not those that it starts",
     ),
     Family(
         ("LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_*", "PYTHON*"),
         VariableVerdict.HONOURED,
-        "they have worked before Baton's first line; whoever sets them runs code as Baton's user. `baton"
-        " serve` puts its own code before PYTHONPATH, and sets PYTHONSAFEPATH and PYTHONUNBUFFERED for its"
-        " parts",
+        "they take effect before Baton runs, and can run code as Baton's user. `baton serve` puts its own"
+        " code before PYTHONPATH, and sets PYTHONSAFEPATH and PYTHONUNBUFFERED for the processes that it"
+        " starts",
     ),
 )
 """All groups of environment variables. The first one that contains a name decides. `*` stands for

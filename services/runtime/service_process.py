@@ -137,7 +137,7 @@ async def _watch_open_files() -> None:
         except OSError as error:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             log.warning(
-                "who connects is hung up on: no more files can be open", cause=str(error), limit=limit
+                "new connections are closed: no more files can be opened", cause=str(error), limit=limit
             )
 
 

@@ -31,7 +31,7 @@ def describe_process(registry: CollectorRegistry, role: str, worker: str, rank: 
     disable_created_metrics()  # type: ignore[no-untyped-call]
     info = Gauge(
         "baton_build_info",
-        "1, of each process: who it is and what it runs.",
+        "Always 1. The labels name the process and its release.",
         ["version", "role", "worker", "rank"],
         registry=registry,
     )

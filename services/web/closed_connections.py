@@ -15,8 +15,8 @@ class ClosedConnections:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hung_up = Counter(
             "baton_http_connections_hung_up",
-            "HTTP connections that were hung up on, by why: no more files can be open, the client does not"
-            " speak TLS, or connections, or the bytes on them, reached a limit.",
+            "HTTP connections that the server closed, by why: no more files can be opened (open_files), the"
+            " client does not speak TLS (no_tls), or the connections or their bytes reached a limit (limit).",
             ["why"],
             registry=registry,
         )

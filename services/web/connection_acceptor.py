@@ -129,7 +129,7 @@ class Acceptor:
             )
         if times_logged := self._out_of_files.count(times):
             log.warning(
-                "who connects is hung up on: no more files can be open",
+                "new connections are closed: no more files can be opened",
                 client=_shown(address),
                 cause=error.strerror,
                 times=times_logged,

@@ -99,7 +99,7 @@ class WorkerMetrics:
         the gauge of each queue."""
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         phases = sorted({phase for phase, _ in moves}, key=list(Phase).index)
-        rooms = gauge("baton_rooms", "Rooms held, by phase.", ["phase"])
+        rooms = gauge("baton_rooms", "Rooms on this worker, by phase.", ["phase"])
         pages = gauge("baton_kv_pages", "KV pages, by state.", ["state"])
         slots = gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"])
         self._queues = Counts({queue: gauge(*name_and_help) for queue, name_and_help in queues.items()})
@@ -108,16 +108,16 @@ class WorkerMetrics:
         self._slots = _labelled(slots, [state for state in PageState if state is not PageState.CACHED])
         self._reused = counter(
             "baton_prefix_reused_tokens_total",
-            "Tokens whose KV was in the pages already when their room began.",
+            "Tokens whose KV was in this worker's prefix cache when their room began.",
         )
         self._queried = counter(
             "baton_prefix_queried_tokens_total",
-            "Prompt tokens that were looked up in the prefix cache, of rooms that began.",
+            "Prompt tokens of rooms that began, all of which were looked up in the prefix cache.",
         )
-        self._failed = FailedRoomCounter("Rooms that failed here, by reason.", registry)
+        self._failed = FailedRoomCounter("Rooms that failed on this worker, by reason.", registry)
         spent = LabelledHistogram(
             "baton_room_phase_seconds",
-            "Time that rooms spent in a phase.",
+            "Time that retired rooms had spent in each phase.",
             _SECONDS,
             "phase",
             (phase.value for phase in phases),
@@ -127,29 +127,31 @@ class WorkerMetrics:
         self._unknown = _Total(
             counter(
                 "baton_rooms_unknown_news_total",
-                "Messages about rooms that this worker does not hold, or not any more: dropped.",
+                "Messages that were dropped, because this worker does not have their room, or no longer.",
             )
         )
         self._lines = _Total(
             counter(
                 "baton_timeline_lines_dropped_total",
-                "Lines of rooms' timelines that did not reach the bootstrap.",
+                "Lines of rooms' timelines that were lost on the way to the bootstrap.",
             )
         )
         self._step = LoopHistogram(
             "baton_step_seconds",
-            "From the start of a step of the model until a turn saw its end.",
+            "Time from the start of an engine step until the worker's loop saw its end.",
             _STEP_SECONDS,
             registry,
         )
         self._agreement = LoopHistogram(
-            "baton_agreement_seconds", "Time of a turn's agreement.", _AGREEMENT_SECONDS, registry
+            "baton_agreement_seconds", "Time for the ranks to agree, per turn.", _AGREEMENT_SECONDS, registry
         )
-        self._renewals = counter("baton_lease_renewals_total", "Leases renewed at the bootstrap.")
+        self._renewals = counter(
+            "baton_lease_renewals_total", "Renewals of this worker's lease at the bootstrap."
+        )
         self._no_lease = counter(
-            "baton_lease_failures_total", "Registrations and renewals at the bootstrap that failed."
+            "baton_lease_failures_total", "Registrations and lease renewals at the bootstrap that failed."
         )
-        self._turns = counter("baton_turns_total", "Turns of the worker's loop.")
+        self._turns = counter("baton_turns_total", "Turns (iterations) of the worker's loop.")
 
     def record_rooms(self, census: Mapping[Phase, int], unknown: int) -> None:
         """Set the gauges of rooms by phase. `unknown`: number of messages about rooms that are not here,

@@ -42,7 +42,7 @@ OF: Final[Mapping[str, Set[str]]] = {
     "handover/receiving_side.py": {"Decode"},
     "handover/landed_data.py": {"Decode"},
     "worker": {"Prefill", "Decode"},
-    "wire": {"No writer"},
+    "wire": {"No process"},
 }
 """Whose lines a source's are."""
 NAMED: Final[Mapping[str, Set[str]]] = {

@@ -93,7 +93,7 @@ def test_connections_refused_for_lack_of_files_are_logged() -> None:
         [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=30, check=False
     )
     assert process.returncode == 0
-    assert "WARNING baton.runtime.service_process who connects is hung up on" in process.stderr
+    assert "WARNING baton.runtime.service_process new connections are closed" in process.stderr
     assert process.stderr.splitlines()[0].endswith(" limit=64")
 
 

@@ -58,15 +58,15 @@ class HttpMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "baton_http_requests",
-            "HTTP requests answered, by route and status. A stream that broke off counts as its error. What "
-            "/health and /ready tell is not counted.",
+            "HTTP requests answered, by route and status. A stream that breaks off counts with the status of"
+            " its error. Requests of /health and /ready are not counted.",
             ["route", "status"],
             registry=registry,
         )
         self._grammars = Counter(
             "baton_grammars",
-            "Grammars of requests, as they were judged: compiled; refused, by what is wrong with them; or not"
-            " survived, where the process that judges ended by one.",
+            "Grammars that constrain answers, by the outcome of compiling them: compiled, refused as"
+            " invalid, or not_survived, because the compiling process ran out of time or memory.",
             ["outcome"],
             registry=registry,
         )
@@ -74,7 +74,7 @@ class HttpMetrics:
             self._grammars.labels(judged.value)
         self._calls = Counter(
             "baton_tool_calls",
-            "Calls of tools in answers: read; or unread, because what stands between their marks is none, and"
+            "Tool calls in answers: read, or unread because they could not be parsed and were returned as"
             " text.",
             ["outcome"],
             registry=registry,
@@ -83,8 +83,8 @@ class HttpMetrics:
             self._calls.labels(outcome)
         choices = Counter(
             "baton_choices",
-            "Answers that were drawn: given; left out, where more are drawn than are given; or unfinished,"
-            " where the request failed, or its client left.",
+            "Choices that were generated: given to the client; left_out because better ones were returned"
+            " (best_of); or unfinished because the request failed or its client disconnected.",
             ["outcome"],
             registry=registry,
         )
@@ -94,12 +94,15 @@ class HttpMetrics:
         look-up is slow."""
         self.first_token = LoopHistogram(
             "baton_time_to_first_token_seconds",
-            "From an HTTP request's arrival to its first token.",
+            "Time from the arrival of an HTTP request to the first output token of a choice.",
             TTFT_BUCKETS_S,
             registry,
         )
         self.inter_token = LoopHistogram(
-            "baton_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S, registry
+            "baton_inter_token_latency_seconds",
+            "Time between two output tokens of a choice.",
+            ITL_BUCKETS_S,
+            registry,
         )
         self.expect([NO_ROUTE])
 
