@@ -1,4 +1,4 @@
-"""How do tests ask over HTTP?"""
+"""An HTTP client and request bodies for tests."""
 
 import os
 import ssl

@@ -1,4 +1,4 @@
-"""Is everything back where it was before (`zero-at-idle`)? Asked of the gauges of a stack's processes."""
+"""Checks that the gauges of a stack's processes are back at their idle values (`zero-at-idle`)."""
 
 import time
 from collections.abc import Callable, Mapping

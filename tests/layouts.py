@@ -1,4 +1,4 @@
-"""What layouts do tests ask for, in one line?"""
+"""Short constructors of KV layouts for tests."""
 
 from dataclasses import fields, replace
 from typing import Any

@@ -1,5 +1,5 @@
-"""What would the reference library answer? Greedy continuations by its own `generate`, one at a time, or by
-one pass over what somebody else has answered."""
+"""Reference answers of the model library: greedy continuations by `generate`, one prompt at a time, or by one
+pass over an answer that is already known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

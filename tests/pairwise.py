@@ -1,8 +1,7 @@
-"""Which few cases of many dimensions hold every pair of values that any of the cases holds?
+"""Pairwise covers: a few cases that hold every pair of values which any of all cases holds.
 
-Most faults need one value, or two that meet. A cover has each such meeting for a fraction of the whole
-product's time; the product is for runs that have the time: of rank groups, `make verify-groups`.
-"""
+Most faults need one value, or two together. A cover has each such pair at a fraction of the time of the full
+product. The full product is for longer runs, such as `make verify-groups` for rank groups."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product

@@ -1,4 +1,4 @@
-"""How long does a test wait for what must come?"""
+"""The longest time that a test waits for something that has to come."""
 
 import os
 from typing import Final

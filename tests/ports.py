@@ -1,4 +1,4 @@
-"""Which port may a process of a test listen at, while many others are started?"""
+"""Free ports for the processes of tests, while many others are started."""
 
 import socket
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Does a cover hold every pair, in few cases, and the same ones every time?"""
+"""Tests that a pairwise cover holds every pair in few cases, and is the same each time."""
 
 from collections.abc import Callable
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Is a port that a test is given nobody else's?"""
+"""Tests that a free port given to a test is given to no other."""
 
 import pytest
 

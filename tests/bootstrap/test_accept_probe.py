@@ -1,4 +1,4 @@
-"""Does the bootstrap know how far it has heard, also over TLS, and does it say when it hears nothing?"""
+"""Tests of the bootstrap's probe that says up to when it has accepted all calls, also over TLS."""
 
 import asyncio
 import logging

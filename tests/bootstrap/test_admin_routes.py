@@ -1,4 +1,4 @@
-"""What does the bootstrap show to people and to their machines?"""
+"""Tests of the bootstrap's admin routes: readiness, timelines, metrics and the weights of processes."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Who gets the next place, who is told to come back later, and what does nobody keep?"""
+"""Tests of admission: the order of the queue, refusals with a time to retry, and that nothing is left
+over."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Does the bootstrap count what it turns away, what it loses, and how long requests wait for workers?"""
+"""Tests of the bootstrap's metrics: refused requests, lost workers, queue lengths and waiting times."""
 
 import asyncio
 from collections.abc import AsyncIterator

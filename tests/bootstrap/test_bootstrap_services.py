@@ -1,4 +1,4 @@
-"""What do workers and other routers get from the bootstrap over real gRPC?"""
+"""Tests of the bootstrap's gRPC services for workers and other routers, over real gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator

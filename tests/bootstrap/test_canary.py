@@ -1,4 +1,4 @@
-"""Does a worker get rooms only after a hand-over has passed through it?"""
+"""Tests that a worker gets rooms only after a canary hand-over through it has succeeded."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Do several choices of a request share its room, end one by one, and outlive it as a whole?"""
+"""Tests of requests with several choices: they share a room, end one by one, and go on in further rooms."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

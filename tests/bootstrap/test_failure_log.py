@@ -1,4 +1,4 @@
-"""Is a burst of failed rooms told in a few lines that leave nothing out?"""
+"""Tests that a burst of failed rooms is logged in a few lines that leave none out."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Does a worker's load reach placement by every way that it is told, and wake those who wait?"""
+"""Tests of the messages by which a worker's load reaches placement and wakes waiting requests."""
 
 import asyncio
 from collections.abc import AsyncIterator

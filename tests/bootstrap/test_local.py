@@ -1,4 +1,5 @@
-"""Does a room go on with decode alone, where decode computes its prompt, and is nothing of that a failure?"""
+"""Tests of rooms whose prompt the decode worker computes itself: they go on without prefill, and no failure
+is counted."""
 
 import asyncio
 import logging

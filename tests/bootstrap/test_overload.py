@@ -1,4 +1,4 @@
-"""Is whoever is turned away served, if it comes back when it is told to?"""
+"""Tests of overload: a refused client that comes back when it was told to is served."""
 
 import asyncio
 from collections import Counter

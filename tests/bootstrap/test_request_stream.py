@@ -1,4 +1,4 @@
-"""Does a request outlive its rooms, without a seam, for as long as it may and no longer?"""
+"""Tests that a request outlives its failed rooms without a gap or a repeated token, within its bounds."""
 
 import asyncio
 from collections.abc import AsyncIterator

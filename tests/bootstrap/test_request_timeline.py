@@ -1,4 +1,4 @@
-"""Is a request's story whole: every room, each lane on one clock, the cause, and what its client saw?"""
+"""Tests of a request's timeline: all rooms, lanes on one clock, causes, and what the client received."""
 
 import asyncio
 import json

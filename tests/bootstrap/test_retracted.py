@@ -1,4 +1,4 @@
-"""Is a room that decode retracted no failure to anybody, and does its client see a pause and nothing else?"""
+"""Tests of rooms that decode retracted: none counts as a failure, and the client sees a pause only."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

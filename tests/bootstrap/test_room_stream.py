@@ -1,4 +1,4 @@
-"""How do two workers' streams become one, and how does whatever goes wrong end both?"""
+"""Tests of the stream of a room, which merges those of its two workers and ends both when one fails."""
 
 import asyncio
 from collections.abc import AsyncIterator

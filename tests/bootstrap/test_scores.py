@@ -1,4 +1,4 @@
-"""Does a request's reader have its prompt's scores once, whole and with the first token, whatever fails?"""
+"""Tests that a request's prompt logprobs arrive once, whole, and with the first token, whatever fails."""
 
 import asyncio
 from collections.abc import AsyncIterator

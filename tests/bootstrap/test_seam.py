@@ -1,4 +1,4 @@
-"""Does a client of the HTTP API see where one room ended and the next one went on? Not by a single byte."""
+"""Tests that a reply over two rooms equals the reply over one room, byte for byte."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is written down of a room, and who hears that there is something to read?"""
+"""Tests of room timelines: their lines, and the watchers that are woken by a new line."""
 
 import asyncio
 

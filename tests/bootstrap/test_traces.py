@@ -1,4 +1,4 @@
-"""Which span does each room of a request have, and what do its workers hear of it?"""
+"""Tests of the trace span of each room and of the trace context that workers are sent."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

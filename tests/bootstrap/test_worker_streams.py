@@ -1,4 +1,4 @@
-"""Do the rooms of one worker share one stream, and does each hear what is its own?"""
+"""Tests that all rooms of one worker share one stream, and that each gets its own messages only."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""Which senders has a decode worker not done with?"""
+"""Counts of a decode worker's unfinished business with its senders, for tests."""
 
 from typing import Any
 

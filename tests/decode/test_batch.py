@@ -1,4 +1,4 @@
-"""Which sequences take part in the next step?"""
+"""Tests of the choice of sequences for the next decode step."""
 
 from baton.decode.batch import how_many, next_batch, unfinished
 from baton.decode.decode_room import DecodeRoom

@@ -1,4 +1,4 @@
-"""Does each of a room's choices get an answer of its own, from pages that were handed over once?"""
+"""Tests of rooms with several choices on decode: one hand-over of the prompt, one answer for each choice."""
 
 import asyncio
 from collections.abc import AsyncIterator

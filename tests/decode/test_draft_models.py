@@ -1,4 +1,5 @@
-"""Does decode ask a draft model for what is worth its cost, check that, and let go of what has ended?"""
+"""Tests of draft models on decode: proposals that are worth their cost are asked for, checked and
+released."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

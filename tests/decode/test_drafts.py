@@ -1,4 +1,4 @@
-"""Do tokens that were drafted come as those that are drawn one by one, and take nothing from others?"""
+"""Tests of drafted tokens: they equal the tokens of plain decoding, and take no pages from other rooms."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Do the ranks of a decode worker move as one, and does the leader know where the memory of each is?"""
+"""Tests that the ranks of a decode worker act in step, and that the leader knows the memory of each."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

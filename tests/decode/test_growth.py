@@ -1,4 +1,5 @@
-"""Does a running room take pages as it draws, and does the youngest make space when none is left?"""
+"""Tests that a running room takes pages as it grows, and that the youngest room is retracted when none is
+free."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Do two workers hand rooms over, whatever the network and the callers do, and hold nothing afterwards?
+"""Tests of hand-overs between two workers over a faulty network, with callers that leave at any time.
 
 Both workers' real turn loops and services, real gRPC between them, one-sided writes over a memory network
 whose faults a seed decides: writes late, out of order and failed, callers that

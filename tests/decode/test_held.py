@@ -1,4 +1,4 @@
-"""Does a room wait for the grammar of its answer with all that has landed, and no longer than it may?"""
+"""Tests of rooms whose pages have landed while their grammar is still being compiled."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How long may the turns rest, when nothing wakes them?"""
+"""Tests of how long a decode worker's turns may rest when nothing wakes them."""
 
 from functools import partial
 

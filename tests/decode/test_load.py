@@ -1,4 +1,4 @@
-"""Does a decode worker say what a room could be granted, and what those ask for that wait?"""
+"""Tests of the load that a decode worker reports: what it could grant, and what waiting rooms need."""
 
 from collections.abc import AsyncIterator
 from typing import Any

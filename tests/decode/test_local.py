@@ -1,4 +1,4 @@
-"""Does a decode worker compute a prompt itself where that is sooner, and is it all or nothing?"""
+"""Tests of the decode worker's decision to compute a whole prompt itself where that is sooner."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

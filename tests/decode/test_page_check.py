@@ -1,4 +1,4 @@
-"""Is a room whose pages do not hold what was computed failed before any rank could admit it?"""
+"""Tests that a room whose pages fail their checksum fails before any rank admits it."""
 
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise

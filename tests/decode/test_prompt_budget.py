@@ -1,4 +1,4 @@
-"""How much of prompts may the prefill side of a process compute in one step, beside what runs here?"""
+"""Tests of the prompt tokens that a process of both sides may prefill in one step while it decodes."""
 
 from tests.decode.bench import decoding
 from tests.decode.test_growth import asked, running

@@ -1,4 +1,4 @@
-"""Does a decode worker ask for what it does not hold yet, and expose nothing else?"""
+"""Tests of the prefix cache on decode: only missing pages are exposed and asked for."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

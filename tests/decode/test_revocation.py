@@ -1,4 +1,4 @@
-"""Does a sender that answers nothing cost its receiver more than the rooms that were under way?"""
+"""Tests that a sender which does not answer costs its receiver only the rooms that were under way."""
 
 import asyncio
 from collections.abc import AsyncIterator

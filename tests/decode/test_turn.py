@@ -1,4 +1,4 @@
-"""What does a decode worker do in its turns, whatever comes when?"""
+"""Tests of the turns of a decode worker: grants, admission, steps, cancels, deadlines and draining."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Which decode worker gets a room alone, where there is no prefill worker for it, and what is kept of it?"""
+"""Tests of placement on a decode worker alone, where no prefill worker can take the room."""
 
 from dataclasses import replace
 

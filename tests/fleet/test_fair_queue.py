@@ -1,4 +1,4 @@
-"""Is whoever waits served in turn, by class and by tenant, so that nobody starves and nothing is left?"""
+"""Tests of the fair queue: turns by class and by tenant, no starvation, and nothing left over."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Does a pair that does not connect lose its requests, and get them back by a canary of its own alone?"""
+"""Tests that a pair of workers which fails to connect gets no requests until its own canary succeeds."""
 
 from baton.fleet.pair_health import BROKEN_AFTER, PairHealth
 from baton.ids import Incarnation

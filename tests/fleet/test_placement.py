@@ -1,4 +1,4 @@
-"""Is a request placed on the best pair by few looks, however many workers and rooms there are?"""
+"""Tests that placement finds the best pair and looks at few workers, however many there are."""
 
 import random
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""Is a prefill worker's queue what it said of it, and what was placed on it since?"""
+"""Tests of the estimate of a prefill worker's queue: its last report and the rooms placed since."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Is the beginning of a prompt known where it was sent, for as long as it may be held there?"""
+"""Tests of prefix affinity: prompts go where their beginning was sent before, as long as it may be cached."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, replace

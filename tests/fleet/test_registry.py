@@ -1,4 +1,4 @@
-"""Does the bootstrap know its workers, place rooms fairly, and keep every room until it is over?"""
+"""Tests of the registry of workers and rooms: joining, leases, placement, and the end of each room."""
 
 from collections.abc import Collection
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Is it decided for every reason whether its request goes on, and whom the next room avoids?"""
+"""Tests of the retry rules: for each reason, whether its request goes on and which workers the next room
+avoids."""
 
 import pytest
 

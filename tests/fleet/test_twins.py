@@ -1,4 +1,4 @@
-"""How is a process that serves both sides chosen for each, and who computes where both are the same one?"""
+"""Tests of placement on processes that serve both prefill and decode, by their weights."""
 
 from dataclasses import replace
 from typing import Final

@@ -1,4 +1,4 @@
-"""Is a room placed by what is used of a worker: its own word, and what was placed since?"""
+"""Tests of the estimate of a worker's use: its last report and the rooms placed since."""
 
 import random
 from contextlib import suppress

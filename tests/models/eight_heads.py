@@ -1,8 +1,7 @@
-"""Which model do tests with real processes serve where the demo model's shape will not do?
+"""A tiny model for tests with real processes that need other head counts than the demo model has.
 
-A small one of random weights, under the demo model's tokenizer: quick to load and to compute, and its heads
-divide evenly.
-"""
+Its weights are random and its tokenizer is the demo model's. It is quick to load and to compute, and its
+heads divide evenly among ranks."""
 
 import shutil
 from pathlib import Path

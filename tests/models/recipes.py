@@ -1,10 +1,9 @@
-"""Which tiny configuration stands for a type of the model library?
+"""A tiny configuration for each model type of the model library.
 
-It is made from the type's own defaults, which are those of the model that it was written for: what bounds the
-size is made small, by the names of its fields, and everything else stays as it is released: norms, biases,
-soft caps, sinks, scaled rotations, the pattern of its layers. Windows and chunks are so short that prompts of
-a few hundred tokens are far behind their borders. What a type wants beside is a line of `BESIDE`.
-"""
+It starts from the defaults of the type, which are those of the released model. Fields that decide the size
+are made small, by their names. All others stay as released: norms, biases, soft caps, sinks, scaled rotations
+and the pattern of layers. Windows and chunks are so short that a prompt of a few hundred tokens is longer
+than several of them. `BESIDE` has further fields for the types that need them."""
 
 import inspect
 import re

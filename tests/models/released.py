@@ -1,8 +1,7 @@
-"""Which checkpoints do people deploy, and of which type of the model library is each?
+"""Released checkpoints that are often deployed, with the model type of each.
 
-By the `model_type` that their configuration names. A name stands for its family: what is true of it is true
-of the other sizes.
-"""
+The type is the `model_type` of their configuration. A name stands for its family: whatever holds for one size
+holds for the others."""
 
 from typing import Final
 

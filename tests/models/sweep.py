@@ -1,4 +1,4 @@
-"""What comes of a tiny model of every type that the library knows?"""
+"""Trials of a tiny model of every type of the model library."""
 
 import re
 import shutil

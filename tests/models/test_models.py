@@ -1,4 +1,4 @@
-"""Does docs/models.md name every type that the installed model library has, and is what it says true?"""
+"""Tests that docs/models.md names every type of the installed model library and is right about it."""
 
 import json
 import re

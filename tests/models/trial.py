@@ -1,8 +1,9 @@
-"""Is a model served, by which way of computing, and are its answers those of the library's own `generate`?
+"""A trial of one model: whether Baton serves it, by which execution path, and whether its answers are equal
+to `generate`'s.
 
-Never otherwise: what is not equal is refused, in words. Answers are compared token for token, and so are the
-log probabilities of what was drawn: a window that is off by one token changes those first.
-"""
+A model whose answers are not equal has to be refused with a text that says why. Answers are compared token
+for token, with the log probabilities of the drawn tokens. A window that is off by one token changes the log
+probabilities first."""
 
 import random
 import re

@@ -1,5 +1,6 @@
-"""Is every mutant caught, by the invariant that it was made for? `python -m tests.mutants [--only NAME]
-[--jobs N] [--json]`; exit status 1 if one is not, or if a check finds something in the source as it is."""
+"""Checks that every mutant is caught by the invariant that it was made for. Usage: `python -m tests.mutants
+[--only NAME] [--jobs N] [--json]`. The exit status is 1 if one is not caught, or if a check fails on the
+unchanged source."""
 
 import argparse
 import json

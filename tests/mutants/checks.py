@@ -1,7 +1,6 @@
-"""Which invariant does a check find broken, and how does it tell it?
+"""Checks that can catch a mutant, and the invariant that each reports as broken.
 
-Imports the product only when a check runs: by then the mutant is in place.
-"""
+The product is imported when a check runs and not before, since the mutant has to be in place by then."""
 
 import asyncio
 import difflib

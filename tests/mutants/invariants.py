@@ -1,4 +1,4 @@
-"""Which invariants are there? The names that code, laws, stories and mutants use."""
+"""Names of the invariants, as code, laws, stories and mutants use them."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What became of each mutant? Each runs in a process of its own, some at a time, each within its budget."""
+"""Runs of all mutants, several at a time, each in its own process and within its time budget."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence

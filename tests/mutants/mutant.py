@@ -1,5 +1,5 @@
-"""What is a mutant? A small fault in the product's source, the invariant that it breaks, and the checks that
-must say so."""
+"""The data of a mutant: a small fault in the product's source, the invariant it breaks, and the checks that
+must catch it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

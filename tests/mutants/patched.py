@@ -1,8 +1,7 @@
-"""How does a process come to run a mutant, while the checkout stays as it is?
+"""An import hook that runs a mutant in this process and leaves the checkout unchanged.
 
-Each module that the mutant changes is compiled from the changed text, whoever imports it. Nothing of the
-product may have been imported before.
-"""
+Each module that the mutant changes is compiled from the changed text, whichever module imports it. It has to
+be in place before anything of the product is imported."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which mutants are there? Those of the tables beside this file, in this form:
+"""Parser of the mutant tables beside this file. A mutant has this form:
 
 # name
 # Which slip it is.

@@ -1,8 +1,7 @@
-"""Do the mutants still fit the source, and is each of those that run fast caught by its invariant?
+"""Tests that the mutants still fit the source, and that each fast one is caught by its invariant.
 
-Fast are those that a story sees, those whose way is played as one, and one of each law that the model sees.
-`make verify` runs all.
-"""
+Fast ones are those that a story sees, those whose path is played as a story, and one for each law that the
+model sees. `make verify` runs all."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which ways does a page go? The diagram in the docs is drawn here, from the table."""
+"""The diagram of page states in the docs, drawn from the transition table."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What do plain numbers look like as the pages that they name?"""
+"""A conversion of plain numbers into page ids, for tests."""
 
 from baton.ids import PageId
 

@@ -1,4 +1,4 @@
-"""Are the numbers that a page sum is made of such that nothing cancels?"""
+"""Tests of the numbers in a page checksum: changes in two places cannot cancel out."""
 
 from itertools import combinations, product
 

@@ -1,4 +1,5 @@
-"""Does every room get back all that it held, however it ends, and is nothing free under a write?"""
+"""Tests that a room gives back all that it held, however it ends, and that no page is free while a peer may
+write it."""
 
 from operator import add, ge, gt, sub
 

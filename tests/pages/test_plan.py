@@ -1,4 +1,5 @@
-"""Does every byte of a room's pages reach its place in every rank of the receiver, once, and nothing else?"""
+"""Tests of transfer plans: each byte of a room's pages reaches its place in every receiver rank once, and
+nothing else is written."""
 
 import struct
 from collections.abc import Iterator, Sequence

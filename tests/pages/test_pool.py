@@ -1,4 +1,4 @@
-"""Do pages move as the table lists, all of them or none, and is none lost or handed out twice?"""
+"""Tests of the page pool: only listed moves, all pages or none, and none lost or handed out twice."""
 
 from collections import Counter
 from itertools import permutations, product

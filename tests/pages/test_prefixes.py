@@ -1,4 +1,4 @@
-"""Does the tree find the longest beginning it knows, keep what is in use, and give up the oldest first?"""
+"""Tests of the prefix tree: longest match, no eviction of pages in use, and eviction of the oldest first."""
 
 from collections import Counter
 

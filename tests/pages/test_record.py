@@ -1,4 +1,4 @@
-"""Is what a slot says its owner's whole truth, or nothing, or an error?"""
+"""Tests of the record in a slot: reading it gives the owner's whole record, nothing, or an error."""
 
 import math
 import struct

@@ -1,4 +1,4 @@
-"""Is a slot blank for its new owner, and closed to its old one?"""
+"""Tests of slots: each is zeroed for its new owner and closed to the old one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Has every layer and KV head a rank, and every rank its own?"""
+"""Tests of the assignment of layers and KV heads to ranks."""
 
 from collections import Counter
 from itertools import pairwise, product

@@ -1,8 +1,7 @@
-"""Is a room of a model whose layers are in two groups handed over whole, group by group?
+"""Tests of hand-overs of a model whose layers form two KV groups.
 
-The pure core of both sides, and the very plan and record of the product, without turns: the groups differ in
-layers, heads, lengths of vectors and tokens a page.
-"""
+They run the pure core of both sides with the product's own plan and record, without turns. The groups differ
+in layers, heads, head width and tokens per page."""
 
 from collections.abc import Sequence
 from dataclasses import replace

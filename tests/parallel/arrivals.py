@@ -1,4 +1,4 @@
-"""What tells turns of a test that nothing from outside waits for them, so that one round follows each?"""
+"""A stand-in for pending events that reports none, so that one round of the loop follows each turn."""
 
 
 class NoArrivals:

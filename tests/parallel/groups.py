@@ -1,4 +1,4 @@
-"""How does one test drive a whole group, whichever backend it has?"""
+"""Helpers that drive a whole rank group in one test, whichever backend it has."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

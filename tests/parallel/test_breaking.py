@@ -1,7 +1,6 @@
-"""Whatever moment a rank picks to leave, is every rank told that it did?
+"""Tests that all ranks are told which rank left the group, at whatever moment it leaves.
 
-In one process, so that many moments can be tried; `test_gloo_processes` has ranks that die.
-"""
+All ranks are in one process, so that many moments can be tried. `test_gloo_processes` has ranks that die."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Do the ranks tell each other why rooms end, however many end at once and in whatever words?"""
+"""Tests that ranks agree on why rooms end, however many end at once and however long the texts are."""
 
 import asyncio
 

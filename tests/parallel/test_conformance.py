@@ -1,4 +1,4 @@
-"""Does a backend keep every sentence of `baton.parallel.rank_group`?"""
+"""Tests that each backend keeps the contract of `baton.parallel.rank_group`."""
 
 import random
 from collections.abc import AsyncIterator

@@ -1,8 +1,8 @@
-"""Do ranks of every dimension move together: tensor, pipeline, and a third one that no engine computes yet?
+"""Tests that ranks of all dimensions act in step: tensor, pipeline, and a context dimension that no engine
+computes yet.
 
-Agreement knows ranks only. Two by two by two of them take the product's own turns over its own tables; what
-one context rank alone has seen, or has not, decides for all eight.
-"""
+Agreement knows ranks only. Eight of them, two in each dimension, take the product's own turns over its own
+tables. Evidence that one context rank alone has or lacks decides for all eight."""
 
 import asyncio
 from collections.abc import AsyncIterator

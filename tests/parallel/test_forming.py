@@ -1,4 +1,5 @@
-"""How do ranks that were started differently, or one of which cannot start, end?"""
+"""Tests of forming a rank group: ranks with other settings, and ranks that cannot start, end all with a named
+cause."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Do real processes agree over gloo, and does each learn it when another dies, hangs or never comes?"""
+"""Tests of rank groups of real processes over gloo, also when one of them dies, hangs or never comes."""
 
 import asyncio
 import re

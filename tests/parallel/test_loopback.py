@@ -1,4 +1,4 @@
-"""Does the in-process group name the rank that ended it, whatever that rank did?"""
+"""Tests that the in-process rank group names the rank that broke it."""
 
 import asyncio
 

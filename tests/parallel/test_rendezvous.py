@@ -1,4 +1,4 @@
-"""Is a rank that cannot meet its group told why, in the words of whoever started it?"""
+"""Tests of the rendezvous of a rank group: a rank that cannot join is told why."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
-"""Have the handlers their share of the loop beside turns that are always busy, and the turns theirs?
-
-Time is counted here: a turn takes some of it, and each round of a handler.
-"""
+"""Tests that turns and request handlers each get their share of a busy event loop. Time is simulated: each
+turn and each round of a handler takes some of it."""
 
 import asyncio
 import socket

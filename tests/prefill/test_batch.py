@@ -1,4 +1,4 @@
-"""Which parts of which prompts go into a step?"""
+"""Tests of the division of prompts into the parts that a prefill step computes."""
 
 import pytest
 from hypothesis import example, given

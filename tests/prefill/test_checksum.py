@@ -1,4 +1,4 @@
-"""Does the record say what the pages that were sent hold, when that is asked for?"""
+"""Tests that the record holds the checksum of the pages that were sent, when the receiver checks pages."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Do the ranks of a prefill worker move as one, whichever of them something happens to?"""
+"""Tests that the ranks of a prefill worker act in step, whichever of them an event happens on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine

@@ -1,4 +1,4 @@
-"""What may a decode worker say on its stream, who is believed to be it, and what is left when it stops?"""
+"""Tests of a decode worker's stream to a prefill worker: its messages, its authentication, and its end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,5 @@
-"""Does a prompt wait for the grammar of its answer, before its first token is drawn, and nobody else?"""
+"""Tests that a prompt waits for the grammar of its answer before its first token, and delays no other
+prompt."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Does a prefill worker say how much it has to compute, and how fast it is?"""
+"""Tests of the load that a prefill worker reports: the tokens it has to compute, and its speed."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""How much of a transfer is said to have gone on beside steps?"""
+"""Tests of the measure of transfer time that overlapped with steps."""
 
 from baton.prefill.overlap import Overlap
 

@@ -1,4 +1,4 @@
-"""Does a prefill worker compute and send only what is not there yet, and keep what it computed?"""
+"""Tests of the prefix cache on prefill: only missing tokens are computed, and only missing pages are sent."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace

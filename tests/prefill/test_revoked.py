@@ -1,4 +1,4 @@
-"""What becomes of rooms whose receiver took its memory back, when nothing tells how their writes ended?"""
+"""Tests of rooms whose receiver revoked its memory, while no write reports its end."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,5 @@
-"""In which order do pages, record and seal leave, and when is a push quiet?"""
+"""Tests of the transfer of one room: the order of pages, record and seal, and when no write is left under
+way."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How do the ranks of one worker write a room together into the ranks of another?"""
+"""Tests of the transfer of a room from several ranks of one worker into several ranks of another."""
 
 from collections.abc import Callable, Sequence
 

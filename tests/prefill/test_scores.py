@@ -1,4 +1,5 @@
-"""Is a prompt that is scored computed whole, and are its scores told once, before its first token?"""
+"""Tests of prompt logprobs: the whole prompt is computed, and its scores are sent once, before the first
+token."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,5 @@
-"""How much do a worker's rooms send in a turn, which of them, and what is counted of it?"""
+"""Tests of the bytes that a worker's rooms send in one turn, the order of rooms, and the metrics of
+transfers."""
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial

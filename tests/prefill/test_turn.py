@@ -1,4 +1,4 @@
-"""What does a prefill worker do in its turns, whatever comes when?"""
+"""Tests of the turns of a prefill worker: steps, pushes, seals, cancels, deadlines and draining."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""How does a prefill rank come to know a decode worker's memory, and lose it?"""
+"""Tests of a prefill rank's connections to a decode worker's memory: how they are made, replaced and lost."""
 
 from collections.abc import AsyncIterator
 

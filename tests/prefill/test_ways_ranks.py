@@ -1,4 +1,5 @@
-"""How do the ranks of a prefill worker come to know the ranks of a decode worker, all of them or none?"""
+"""Tests that a prefill worker's ranks connect to all the ranks of a decode worker that they need, or to
+none."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What do the transition tables look like? The diagrams in the docs are drawn here, from the tables."""
+"""Diagrams of the room phases in the docs, drawn from the transition tables."""
 
 from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Moves, Phase, Side, Vote
 

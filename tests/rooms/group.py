@@ -1,7 +1,5 @@
-"""How do several ranks of one worker take a turn, without a collective library?
-
-The agreement itself is the product's own: ballots out, MIN, verdict in. Only the all-reduce is `min`.
-"""
+"""Several ranks of one worker that take turns in one process, without a collective library. Ballots and
+verdicts are the product's own. Only the all-reduce is replaced, by `min`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

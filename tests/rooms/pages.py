@@ -1,4 +1,4 @@
-"""How is a table of the docs held to the code that it is made of?"""
+"""A check that a generated section of the docs matches the code that it is generated from."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Do ranks agree on what they all wish, and find out when they hold different rooms?"""
+"""Tests of the ranks' ballots: the verdict is what all wish, and ranks with different rooms are found out."""
 
 import pytest
 from hypothesis import given

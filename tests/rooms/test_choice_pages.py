@@ -1,4 +1,4 @@
-"""Do a room's choices share what they all read, and nothing that one of them writes?"""
+"""Tests that a room's choices share the pages that all of them read, and no page that one of them writes."""
 
 from itertools import combinations
 from math import lcm

@@ -1,4 +1,4 @@
-"""Has every phase a deadline?"""
+"""Tests that every phase of a room has a deadline."""
 
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.phases import Phase

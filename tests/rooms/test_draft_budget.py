@@ -1,4 +1,4 @@
-"""How many drafts does a step check, and what does one more position take of its time?"""
+"""Tests of the number of drafts that a step checks, and of the measured cost of one more position."""
 
 from itertools import pairwise
 

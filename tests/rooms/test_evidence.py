@@ -1,4 +1,4 @@
-"""Which evidence does each side take, and what does it make of it?"""
+"""Tests of the evidence that each side records of a room, and of the readiness that follows from it."""
 
 from itertools import permutations
 

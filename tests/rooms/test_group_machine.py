@@ -1,4 +1,4 @@
-"""Whatever ranks see, in whatever order: do they move together, keep first causes and all end?"""
+"""Random tests that ranks act in step, keep the first cause of each end, and end all rooms."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Do rooms move as the tables list, and only so?"""
+"""Tests that rooms make exactly the phase transitions that the tables list."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""What came the last time behind the tokens that a sequence ends with?"""
+"""Tests of the n-gram lookup, which drafts the tokens that followed an earlier occurrence of a sequence's
+end."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Is a number of things told in words that fit it?"""
+"""Tests of counts in texts: one thing is named in the singular."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When is memory taken back from senders that do not answer?"""
+"""Tests of the conditions under which memory is revoked from senders that do not answer."""
 
 import pytest
 

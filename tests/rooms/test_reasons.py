@@ -1,4 +1,4 @@
-"""Does one table say of every reason what follows from it?"""
+"""Tests of the table of reasons, which says for each one what follows from it."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Who gets the pages that the next step lacks, and who makes space for them?"""
+"""Tests of the choice of rooms that get the next step's pages and of those that are retracted."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Does the roster hold what was opened, forget what was retired, and remember what it must?"""
+"""Tests of the roster of open rooms, and of the cancels and retired rooms that it remembers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Is a timeline's vocabulary closed: told to people, and never spelt beside the enum?"""
+"""Tests of the vocabulary of timelines: it is closed, documented, and never spelt outside the enum."""
 
 import ast
 import re

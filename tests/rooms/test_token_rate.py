@@ -1,4 +1,4 @@
-"""Is the rate of a worker's last steps told, and none where nothing is known of it?"""
+"""Tests of the token rate of a worker's last steps, which is absent while nothing is known."""
 
 from baton.rooms.steps.token_rate import KNOWN_MS, WINDOW_US, TokenRate
 

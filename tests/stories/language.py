@@ -1,4 +1,4 @@
-"""How is a story told, and how is it played?
+"""The language of stories, and the player that runs one.
 
 A story is a text file: a comment that says what happens, then blocks of commands, `----`, and what the
 stage says to them. Several commands on a line are divided by `;`. A **dialogue** is told line by line

@@ -1,8 +1,8 @@
-"""What surrounds both sides of a hand-over, of several ranks each, while they do what a story tells?
+"""A simulated world around the product's hand-over logic, for stories with several ranks on each side.
 
-The ranks are the product's own, `baton.handover`. Here is their world: turns that the ranks take together,
-memory, and a remote writer who writes where it was told to, whatever has become of that memory since.
-"""
+The ranks are the product's own, `baton.handover`. The world has the turns that the ranks take together,
+memory, and a remote writer. The writer writes to the memory it was once told of, whatever has happened to
+that memory since."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

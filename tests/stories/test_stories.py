@@ -1,4 +1,5 @@
-"""Does each story still go as it is told? `--rewrite` tells them anew, for review."""
+"""Tests that each story still gives the replies that its file records. `--rewrite` records them anew, for
+review."""
 
 from pathlib import Path
 

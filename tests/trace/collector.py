@@ -1,4 +1,4 @@
-"""What does a collector get? An OTLP server in the test's process that keeps every span."""
+"""An OTLP server in the test's process that keeps every span it receives."""
 
 import threading
 import time

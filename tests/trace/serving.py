@@ -1,4 +1,4 @@
-"""How do tests run `baton serve` and read what it says?"""
+"""Runs `baton serve` for tests and reads its logs, timelines and streamed replies."""
 
 import json
 import os

@@ -1,7 +1,5 @@
-"""Is a request one tree of spans, over the three processes that serve it, and are its lines in the log?
-
-One stack for all of it, as `baton serve` starts it: one prefill and two decode workers.
-"""
+"""Tests that a request is one tree of spans over the three processes that serve it, with matching log lines.
+All use one stack that `baton serve` started, of one prefill worker and two decode workers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What does a test of any backend need? Endpoints with memory of their own, and patience with an end."""
+"""Endpoints with memory of their own, for tests of any transfer backend."""
 
 import time
 from collections.abc import Callable, Sequence

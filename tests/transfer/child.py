@@ -1,7 +1,6 @@
-"""How does a test hold a process of its own, ask it things, and stop, continue or kill it?
+"""A child process that a test asks questions, stops, continues or kills.
 
-Both ends of the pipe are the test's own. A child answers one question at a time, in order.
-"""
+Both ends of the pipe are the test's own. A child answers one question at a time, in order."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How does a test drive an endpoint in another process?
+"""A transfer endpoint in another process, driven by a test.
 
 The child drives its endpoint all the time, unless told to pause, and answers one call at a time.
 """

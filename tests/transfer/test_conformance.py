@@ -1,4 +1,4 @@
-"""Does a backend keep every sentence of `baton.transfer.transfer_protocol`?"""
+"""Tests that each backend keeps the contract of `baton.transfer.transfer_protocol`."""
 
 import pickle
 import random

@@ -1,4 +1,4 @@
-"""When memory is taken away from its writers: does every byte stay, and does nothing of theirs arrive?"""
+"""Tests of revoking exposed memory: every byte of it stays, and no later write of a peer arrives."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Does the in-process network lose, delay and land what its plan says, the same way for the same seed?"""
+"""Tests that the in-process network loses, delays and lands writes as its plan says, equally for equal
+seeds."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Once the memory hooks are in, does the library leave the C library's code alone?
+"""Tests that the transfer library leaves the code of the C library alone once the memory hooks are installed.
 
-What it rewrites under a thread that is inside it may crash that thread: so the code is compared.
-"""
+A rewrite could crash a thread that is inside the code at that moment. The tests compare the code before and
+after."""
 
 import json
 import subprocess

@@ -1,8 +1,7 @@
-"""What do puts over NIXL do when they cross processes that stop, stall, die and come back?
+"""Tests of NIXL puts between processes that stop, stall, die and come back.
 
-`default` is whatever UCX picks on this machine, cross-memory attach as a rule; `tcp` is what pods without
-a fabric have, where a write lands only while its target makes progress.
-"""
+`default` is the transport that UCX picks on this machine, usually cross-memory attach. `tcp` is the transport
+of pods without a fabric. Over TCP a write lands only while its target makes progress."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Does a worker whose memory the transfer does not take say so in one line?"""
+"""Tests that a worker whose memory cannot be registered for transfers reports it in one line."""
 
 import os
 

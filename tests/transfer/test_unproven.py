@@ -1,4 +1,4 @@
-"""What becomes of a write that went wrong in a way that does not prove its end?"""
+"""Tests of writes that failed in a way that does not prove that they have ended."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Do `baton top` and `baton explain` tell the same of a running stack in a terminal?"""
+"""Tests that `baton top` and `baton explain` show a running stack in a terminal."""
 
 import json
 

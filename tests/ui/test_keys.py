@@ -1,5 +1,5 @@
-"""Does a browser work where the bootstrap asks for a key? Its user gives it as a password; a page of another
-origin, where those are let in, sends its own."""
+"""Tests of a browser at a bootstrap that requires an API key. The user enters the key as a password. A page
+of an allowed other origin sends its own key."""
 
 import time
 from collections.abc import Iterator

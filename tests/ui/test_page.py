@@ -1,8 +1,7 @@
-"""Does the page tell an operator, in a real browser, what the stack does and what became of a request?
+"""Tests of the operator's page in a real browser: the state of the stack and the story of a request.
 
-The tests of one stack, in their order: the last ones look at what is left when its decode workers were
-killed.
-"""
+The tests share one stack and run in order. The last ones look at what is left after its decode workers were
+killed."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""vLLM's own `LLM`, alone in a process of its own: what would it answer, greedily, one prompt at a time?
+"""Greedy reference answers of vLLM's own `LLM`, one prompt at a time, in a process of its own.
 
 As a program it reads {"model", "prompts", "tokens"} from standard input, and writes the answers' ids to the
 file that is its argument.

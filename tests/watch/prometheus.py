@@ -1,4 +1,4 @@
-"""What is a real Prometheus over a stack of the tests, and what does it know?"""
+"""A real Prometheus that scrapes a stack of the tests, and queries to it."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Do the list of metrics, rules, alerts, runbook and dashboard speak of what the code exports?"""
+"""Tests that the list of metrics, the rules, alerts, runbook and dashboard match the metrics in the code."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What does a real Prometheus see of a real stack under load, and does it call when decode stops?"""
+"""Tests of a real Prometheus that scrapes a real stack under load, and of the alert when decode stops."""
 
 import json
 import re

@@ -1,8 +1,7 @@
-"""Which messages can a peer send at all? Drawn from the descriptors: any field set or not, any value.
+"""Random protobuf messages of the kinds that a peer could send: any field set or not, with any value.
 
-`likely` gives a field, by "name" or by "Message.name", values that mean something. Half of the messages have
-these alone, so that they get past the first checks; in the others any field may be missing or spoilt.
-"""
+`likely` gives meaningful values for a field, by "name" or by "Message.name". Half of the messages use these
+values alone, so that they pass the first checks. In the others any field may be missing or invalid."""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar

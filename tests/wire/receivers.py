@@ -1,4 +1,4 @@
-"""Which secrets have the decode workers of the tests?"""
+"""Decode workers' secrets and peers, for tests."""
 
 from baton.wire.baton.v1 import rooms_pb2
 from baton.wire.receiver_secret import digest_of

@@ -1,4 +1,4 @@
-"""Does a census come through whole, and within bounds whoever sends it?"""
+"""Tests that a census of states arrives whole, and stays within bounds whoever sends it."""
 
 from baton.pages.holdings import Holdings
 from baton.pages.pool import PagePool

@@ -1,4 +1,4 @@
-"""What may a peer send before anybody takes it, where can it listen, and which process has a channel?"""
+"""Tests of gRPC channels and servers: flow control, addresses, and the one place that sets them up."""
 
 import asyncio
 import re

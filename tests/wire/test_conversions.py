@@ -1,4 +1,5 @@
-"""Do our values survive the wire, and is what makes no sense refused by its field?"""
+"""Tests that values survive the conversion to messages and back, and that invalid fields are refused by
+name."""
 
 from collections.abc import Callable
 from dataclasses import replace

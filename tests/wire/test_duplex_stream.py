@@ -1,4 +1,4 @@
-"""Why does a stream end, and who is told, whatever ends it?"""
+"""Tests of two-way streams: however one ends, both ends learn the right cause."""
 
 import asyncio
 from collections.abc import AsyncIterator

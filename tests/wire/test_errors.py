@@ -1,4 +1,4 @@
-"""Does each error reach the other side as the status it should be, with its kind and its field?"""
+"""Tests that each error reaches the caller with its gRPC status, kind, text and field."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Does a worker's load come through whole, and within bounds whoever sends it?"""
+"""Tests that a worker's load arrives whole, and stays within bounds whoever sends it."""
 
 from baton.ids import RoomId
 from baton.pages.layout import GROUPS_MAX

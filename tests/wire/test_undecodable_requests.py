@@ -1,4 +1,4 @@
-"""Do bytes that are no message get the answer that any malformed message gets?"""
+"""Tests that bytes which are not a protobuf message get the answer of any malformed message."""
 
 import logging
 from collections.abc import AsyncIterator

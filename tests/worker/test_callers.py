@@ -1,4 +1,4 @@
-"""Does every caller of a room hear of it, and every room of its caller's end?"""
+"""Tests of the callers of rooms: each gets all news of its room, and its end cancels the room."""
 
 import asyncio
 from collections.abc import AsyncGenerator

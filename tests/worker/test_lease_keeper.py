@@ -1,4 +1,5 @@
-"""Does a worker keep its lease, say once why it has none, and hear once of each departed peer?"""
+"""Tests of a worker's lease: registration, renewal, refusals logged once, and departed peers reported
+once."""
 
 import asyncio
 import itertools

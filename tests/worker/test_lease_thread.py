@@ -1,4 +1,4 @@
-"""Does a worker keep its lease while its own event loop does something else?"""
+"""Tests that a worker's lease is renewed while its own event loop is blocked."""
 
 import asyncio
 import threading

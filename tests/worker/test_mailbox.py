@@ -1,4 +1,4 @@
-"""Do calls enter the turn in order, get their own answer, and stay within bounds?"""
+"""Tests of the mailbox of commands: they enter turns in order, get their own answers, and are bounded."""
 
 import asyncio
 

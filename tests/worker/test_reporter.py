@@ -1,4 +1,4 @@
-"""Do a worker's lines reach the bootstrap, in batches, and are the news that count never lost?"""
+"""Tests of a worker's reports to the bootstrap: batched and bounded, without losing a retired room."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Does each of many rooms on one stream hear what a call of its own would have told it?"""
+"""Tests that each of many rooms on a shared stream gets the messages that its own call would have brought."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What does a worker's process tell the platform: has it started, does it make progress, may it be used?"""
+"""Tests of a worker's health endpoints: started, live and ready."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

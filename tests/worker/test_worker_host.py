@@ -1,4 +1,4 @@
-"""What do a worker's processes do when its group breaks, and when they are told to stop?"""
+"""Tests of a worker's processes when their group breaks, and when they are told to stop."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""In which class, and in whose share, is a request served while it waits?"""
+"""Tests of the priority class and the tenant under which a request waits."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

@@ -1,6 +1,6 @@
-"""Do kernels for other CPUs compute the same, stay within their tensors, and compile without a warning, and
-would a fault in their source be seen? One JSON object on stdout, pytest's words on stderr; exit status 1 if a
-test fails.
+"""Tests of the kernels for other CPUs, in emulation: equal results, no access outside tensors, no compiler
+warning. Faults put into their source must be found, too. Prints one JSON object on stdout and pytest's output
+on stderr. The exit status is 1 if a test fails.
 
     python -m tests.engine.execution.emulated
 """
