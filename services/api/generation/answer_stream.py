@@ -39,8 +39,8 @@ class TokenUsage(TypedDict):
     prompt_tokens_details: NotRequired[PromptDetails]
     completion_tokens_details: NotRequired[CompletionDetails]
     reasoning_tokens: NotRequired[int]
-    """Number of reasoning tokens, where SGLang reports it. `completion_tokens_details` has the same
-    number."""
+    """Number of reasoning tokens, in the field in which SGLang reports it. `completion_tokens_details` holds
+    the same number."""
 
 
 @dataclass(slots=True)
@@ -118,8 +118,8 @@ async def answer(
     pass_on = emit if len(requests) == 1 else _in_turn(emit)
     usage = Usage(prompt_tokens=sum(len(own[0].request.prompt) for own in requests))
     why = Hangup.CLIENT_GONE
-    """Reason that is given when a stream is hung up. After one prompt has failed, it is REQUEST_FAILED for
-    the other prompts."""
+    """Reason that is given when a token stream is hung up. It is REQUEST_FAILED after one prompt of the HTTP
+    request has failed."""
 
     async def run(own: Sequence[ChoiceAssembler]) -> None:
         nonlocal why

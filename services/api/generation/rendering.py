@@ -117,9 +117,9 @@ class Rendering(Protocol):
 
     @property
     def text_alone(self) -> bool:
-        """Whether chunks that differ only in their text may be sent for deltas that contain only content and
-        do not end the choice. A delta without text needs no chunk then. Once true, it stays true for a choice
-        until another kind of delta is rendered."""
+        """Whether deltas that are only content can be rendered from one template, because their chunks differ
+        only in the text. A delta without text then needs no chunk. Once true, it stays true for a choice
+        until a delta with something else is rendered."""
 
     def opening(self, choice: ChoiceAssembler) -> Sequence[Chunk]:
         """Return the chunks that are sent before the first delta of a choice."""
