@@ -14,7 +14,7 @@ from baton.pages.layout import PLAIN, KvGroup, KvLayout
 from baton.topology import RANKS_MAX
 
 _IDS_SHOWN: Final = 8
-"""Most ids of layers or heads that the text of an error lists."""
+"""Most ids of layers or heads that the text of a layout error lists."""
 
 
 def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> None:
@@ -84,7 +84,7 @@ def _together(field: str, groups: Sequence[KvGroup]) -> set[int]:
 
 
 def _layer_heads(groups: Sequence[KvGroup]) -> set[tuple[int, int]]:
-    """Return the (layer id, KV head id) pairs that these groups hold together."""
+    """Return the set of (layer id, KV head id) pairs that these KV groups have together."""
     return {place for group in groups for place in group.places()}
 
 

@@ -26,8 +26,8 @@ class LayoutMismatch(PagesError):
     (`schema-agreed`)."""
 
     def __init__(self, field: str, one: object, other: object) -> None:
-        """Make the error. `field`: name of the differing field. `one`, `other`: its values, with their
-        owners."""
+        """Make the error. `field`: name of the differing field. `one`, `other`: texts with the field's value
+        and the rank or worker that has it."""
         super().__init__(f"{field} differs: {one}, {other}")
         self.field = field
 

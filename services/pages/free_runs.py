@@ -12,15 +12,15 @@ from baton.ids import PageId
 
 
 class FreeRuns:
-    """Free pages of one pool, stored as runs of adjacent pages. Equal sets of free pages give equal results,
-    whatever calls led to them."""
+    """Free pages of one pool, stored as runs of adjacent pages. Results depend only on which pages are free,
+    not on the calls before."""
 
     def __init__(self, pages: int) -> None:
         """Make a pool of `pages` free pages, numbered from 0."""
         self._starts: list[int] = []
         self._stops: list[int] = []
         self._by_size: list[tuple[int, int]] = []
-        """Length in pages and first page of each run, in ascending order."""
+        """Runs of adjacent free pages as (length in pages, first page), in ascending order."""
         if pages:
             self._put(0, 0, pages)
 
@@ -45,7 +45,7 @@ class FreeRuns:
         return cast(tuple[PageId, ...], tuple(sorted(taken)))
 
     def give(self, pages: Iterable[PageId]) -> None:
-        """Add `pages` to the free runs. None of them may be free already."""
+        """Return `pages` to the free pages of the pool. None of them may be free already."""
         for start, stop in _runs(sorted(pages)):
             place = bisect_left(self._starts, start)
             if place < len(self._starts) and self._starts[place] == stop:

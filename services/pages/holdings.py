@@ -66,21 +66,21 @@ class Holding:
     """Cache salt of the room. Its tokens are looked up in the prefix cache, and added to it, under this
     salt."""
     shared_tokens: int = 0
-    """Number of leading tokens whose pages are shared through the prefix cache. They were cached when the
-    room took them, or were added to the cache later."""
+    """Number of the room's leading tokens whose pages it shares through the prefix cache. These pages were
+    cached when the room took them, or were added to the cache later."""
     shared: PageCounts = ()
     """Number of leading pages that are shared through the prefix cache, by KV group."""
     exposed: PageTables = ()
-    """Pages of this room that a peer may write to, by KV group. Its pages after them are for tokens that are
-    still to be sampled."""
+    """Own pages of this room that a peer may write to, by KV group. The room's pages after these are for
+    output tokens."""
     standing: Standing = Standing.HELD
     further: dict[int, PageTables] = field(default_factory=dict)
-    """Pages of each further choice (n > 1) of the request, by choice index. They come after the prompt pages
-    that the choice shares with choice 0."""
+    """Own page tables of the request's choices after choice 0 (n > 1), by choice index. Their pages come
+    after the prompt pages that the choice shares with choice 0."""
 
     @property
     def own(self) -> PageTables:
-        """Pages that the room does not share through the prefix cache, by KV group."""
+        """Page tables of the pages that the room does not share through the prefix cache, by KV group."""
         return tuple([table[shared:] for table, shared in zip(self.pages, self.shared, strict=True)])
 
 
@@ -109,13 +109,13 @@ class Holdings:
 
     @property
     def available(self) -> PageCounts:
-        """Number of pages that could be reserved now, by KV group: free pages, and cached pages that no room
-        uses."""
+        """Number of pages that could be reserved now, by KV group. Free pages count, and cached pages that no
+        room uses."""
         evictable = self.prefixes.counts(self.prefixes.evictable)
         return tuple([pool.free + count for pool, count in zip(self.pools, evictable, strict=True)])
 
     def census(self) -> Mapping[PageState, int]:
-        """Return the number of pages in each state, summed over all KV groups."""
+        """Return the number of pages in each page state, summed over all KV groups."""
         total, *further = [pool.census() for pool in self.pools]
         for census in further:
             for state, count in census.items():
@@ -182,7 +182,8 @@ class Holdings:
         holding.standing = Standing.COMMITTED
 
     def own(self, room: RoomId) -> None:
-        """Mark a room's memory as committed without exposing it, because no peer ever writes to it."""
+        """Mark a room's own pages and slot as committed without exposing them. It is called for rooms to
+        which no peer writes."""
         holding = self._in(room, Standing.HELD)
         self._all(PagePool.commit, holding.own)
         holding.standing = Standing.COMMITTED
@@ -207,8 +208,8 @@ class Holdings:
         return fresh
 
     def returning(self, room: RoomId) -> PageCounts:
-        """Return how many pages the end of this room would make available, by KV group. They are its own
-        pages and the cached pages that no other room uses."""
+        """Return how many pages would become available if this room ended now, by KV group. They are the
+        room's own pages and the cached pages that no other room uses."""
         holding, prefixes = self.by_room[room], self.prefixes
         alone = prefixes.counts(prefixes.alone(holding.pages, self._blocks(holding)))
         held = zip(holding.pages, holding.shared, alone, strict=True)
@@ -299,7 +300,8 @@ class Holdings:
         return tuple(map(PagePool.reserve, self.pools, pages))
 
     def _unpin(self, holding: Holding) -> None:
-        """End a room's use of its shared pages. Only own pages are left in the holding."""
+        """End a room's use of its shared pages, and remove them from its holding. The holding then has own
+        pages only."""
         if holding.shared_tokens:
             way = self.prefixes.way(holding.pages, self._blocks(holding))
             self._each(PagePool.cache, self.prefixes.unpin(way))
@@ -307,17 +309,19 @@ class Holdings:
             holding.shared_tokens, holding.shared = 0, self.prefixes.counts(0)
 
     def _blocks(self, holding: Holding) -> int:
-        """Return the number of leading blocks of the prefix tree that a holding shares."""
+        """Return how many leading blocks of the prefix tree a room shares. A block is the fewest tokens that
+        fill whole pages of every KV group."""
         return holding.shared_tokens // self.prefixes.block_tokens if holding.shared_tokens else 0
 
     def _each(self, move: _Move, blocks: Sequence[PageId]) -> None:
-        """Move all pages of these blocks of the prefix tree to another state. `move`: method of the page
-        pool."""
+        """Move all pages of these blocks of the prefix tree to another page state. `move`: method of PagePool
+        that makes the move."""
         if blocks:
             self._all(move, self.prefixes.pages(blocks))
 
     def _all(self, move: _Move, pages: PageTables) -> None:
-        """Move all these pages to another state. `move`: method of the page pool. `pages`: by KV group."""
+        """Move all these pages to another page state. `move`: method of PagePool that makes the move.
+        `pages`: page tables by KV group."""
         for pool, table in zip(self.pools, pages, strict=True):
             if table:
                 move(pool, table)

@@ -36,17 +36,17 @@ class KvChecksum(Enum):
     the generation and the page counts are always checked."""
 
     OFF = "off"
-    """Setting without any checksum."""
+    """Setting without any checksum, neither of the record nor of the pages."""
     RECORD = "record"
-    """Setting that checks the checksum of the metadata record."""
+    """Setting that checks the checksum of the metadata record, but not the contents of the pages."""
     PAGES = "pages"
     """Setting that checks the metadata record and a sum over the contents of the KV pages. The sender sums
     the pages that it computed, and the receiver those that landed."""
 
 
 def mix(value: int) -> int:
-    """Return a 64-bit number without visible relation to `value`, a different one for each value (the
-    finaliser of splitmix64)."""
+    """Return a 64-bit hash of `value`. Different values have different hashes (the finaliser of
+    splitmix64)."""
     value &= WORD
     value = ((value ^ (value >> 30)) * MIX[0]) & WORD
     value = ((value ^ (value >> 27)) * MIX[1]) & WORD
@@ -54,13 +54,14 @@ def mix(value: int) -> int:
 
 
 def multiplier(index: int) -> int:
-    """Return the factor for word number `index` of a vector in the checksum. It is odd, so that no bit is
-    lost."""
+    """Return the 64-bit factor for the word at position `index` of a vector. It is odd, so that the
+    multiplication loses no bit."""
     return mix(_MULTIPLIERS + index * GAMMA) | 1
 
 
 def lane(layer: int, plane: int, head: int) -> int:
-    """Return the base of the checksum keys for all vectors of one layer, plane and KV head.
+    """Return the base from which `key` derives the checksum keys of all vectors of one layer, plane and KV
+    head.
 
     `layer`, `head`: global ids. `plane`: number of the plane (keys or values) in the layer's KV group.
     """
@@ -81,6 +82,6 @@ def word_bytes(vector_bytes: int) -> int:
 
 
 def nonzero_sum(total: int) -> int:
-    """Return a sum of pages as a metadata record stores it: never 0, which means there that none was
-    computed."""
+    """Return a sum of pages as a metadata record stores it. A sum of 0 becomes 1, because 0 in a record means
+    that no sum was computed."""
     return total & WORD or 1

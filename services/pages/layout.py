@@ -26,7 +26,8 @@ from baton.ids import PageCounts
 
 NOT_QUANTIZED: Final = "none"
 PLAIN: Final = "plain"
-"""Page encoding without an engine-specific format: vectors lie as this module's docstring describes."""
+"""Name of the page encoding in which vectors lie in plain order (head, layer, plane, token, element), without
+an engine-specific format."""
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUPS_MAX: Final = 4
 """Most KV groups of one layout. A metadata record has space for as many page counts."""
@@ -35,7 +36,7 @@ PLANES_MAX: Final = 8
 
 
 class KvKind(Enum):
-    """Kind of a KV group, which decides the tokens whose vectors it stores."""
+    """Kind of attention of a KV group, which decides for which tokens vectors are stored."""
 
     FULL = "full"
     """Full attention: the vectors of all tokens are stored, so the number of pages grows with the
@@ -48,7 +49,7 @@ class KvPlane:
 
     name: str
     elements: int
-    """Number of elements of one vector."""
+    """Number of elements (such as bfloat16 numbers) of one vector of this kind."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.elements}"
@@ -69,7 +70,7 @@ class KvGroup:
     planes: tuple[KvPlane, ...]
     encoding: str = PLAIN
     """Name of the format in which the engine stores one head and layer of a page. Peers must have the same
-    one. With another format than PLAIN, only whole pages of equal size can be handed over."""
+    name. With a format other than PLAIN, only whole pages of equal size can be handed over."""
 
     @property
     def token_bytes(self) -> int:
@@ -89,9 +90,9 @@ class KvGroup:
         return plane.elements * DTYPE_BYTES[self.dtype]
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """Yield (layer id, KV head id) pairs in the order in which a page stores them.
+        """Yield the (layer id, KV head id) pairs of this group, in the order in which a page stores them.
 
-        Each pair has one strip for each plane: its vectors at all positions of the page.
+        Each pair has one strip for each plane: its vectors of that kind at all positions of the page.
         """
         for head, layer in product(self.heads, self.layers):
             yield layer, head
@@ -106,7 +107,7 @@ def full_group(
 
 
 GroupHead: TypeAlias = tuple[int, int]
-"""KV head of a layout: index of its KV group, and global id of the head."""
+"""One KV head of a layout, as a pair: index of its KV group, and global id of the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,13 @@ class KvLayout:
     onto each other."""
 
     model: str
-    """Fingerprint of the model's configuration and weights. Peers must have the same one."""
+    """Fingerprint (hash) of the model's configuration and weights. Peers must have the same one."""
     groups: tuple[KvGroup, ...]
-    """KV groups, in the same order on all peers. A rank lists a group even if it has none of its layers."""
+    """KV groups, in the same order on all peers. A pipeline rank also lists groups of which it has no
+    layer."""
     context_length: int = 0
-    """Most tokens of a sequence, or 0 if not given. Peers must have the same value, because the rotation of
-    some models' keys depends on it."""
+    """Most tokens of a sequence (prompt and output), or 0 if not given. Peers must have the same value,
+    because the rotation of some models' keys depends on it."""
     quantize: str = NOT_QUANTIZED
     """Name of the quantization of the weights. Peers must have the same one, because keys and values depend
     on it."""

@@ -40,7 +40,8 @@ class PageState(Enum):
     QUARANTINED = "quarantined"
     """State of a page that its failed room has given up, while a write of a peer may still land in it."""
     CACHED = "cached"
-    """State of a page in the prefix cache that no room uses. It is evicted when space is needed."""
+    """State of a page that is in the prefix cache while no room uses it. It is evicted when its space is
+    needed."""
 
 
 PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
@@ -59,7 +60,7 @@ PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
     }
 )
 _BEFORE: Final = {to: tuple(one for one, after in PAGE_MOVES if after is to) for to in PageState}
-"""Allowed earlier states of a page, by the state that it moves to."""
+"""States from which a page may move to a given state, by that state."""
 
 
 class PagePool:

@@ -33,17 +33,18 @@ BlockKey = tuple[int, tuple[int, ...]]
 
 
 class Entered(NamedTuple):
-    """Result of adding a room's blocks to the prefix tree."""
+    """Result of adding a room's blocks to the prefix tree: the blocks in use, and what changed."""
 
     way: tuple[PageId, ...]
-    """Ids of the blocks that the room uses now, from the root on."""
+    """Ids of all blocks of the tree that the room now uses, in token order from the root on."""
     fresh: tuple[PageId, ...]
-    """Ids of the room's own blocks that were added to the tree. No other room uses them yet."""
+    """Ids of the blocks that were added to the tree from the room's own pages. No other room uses them
+    yet."""
     woken: tuple[PageId, ...]
-    """Ids of the blocks of other rooms that had no user before this room."""
+    """Ids of the blocks of other rooms that the room now uses and that no room used before."""
     spared: PageTables
-    """Own pages that the room no longer needs, by KV group, because it uses another room's equal block. () if
-    there are none."""
+    """Pages of the room that it no longer needs, by KV group, because another room has added an equal block.
+    () if there are none."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class _Known:
     way: BlockKey
     pages: PageTables
     sign: int
-    """Contribution of this block to the digest of the tree."""
+    """Number by which this block contributes to the digest of the tree."""
     users: int = 0
 
 
@@ -70,7 +71,7 @@ class PrefixTree:
         self._blocks: dict[PageId, _Known] = {}
         self._below: dict[BlockKey, PageId] = {}
         self._idle: OrderedDict[PageId, None] = OrderedDict()
-        """Ids of the blocks without users, in the order in which they are evicted."""
+        """Ids of the blocks that no room uses, in the order in which they will be evicted."""
         self.digest = 0
         """Digest of all cached pages and their tokens. Ranks with different trees have different digests,
         except by chance."""
@@ -104,17 +105,19 @@ class PrefixTree:
         return self._joined([self._blocks[block].pages for block in blocks])
 
     def counts(self, blocks: int) -> PageCounts:
-        """Return the number of pages in `blocks` blocks, by KV group."""
+        """Return the number of pages that `blocks` blocks have, by KV group."""
         if blocks == 0:
             return self._no_counts
         return tuple([blocks * each for each in self._each])
 
     def blocks(self, pages: PageCounts) -> int:
-        """Return the largest number of blocks that `pages` pages suffice for. `pages`: by KV group."""
+        """Return the largest number of blocks that `pages` pages suffice for. `pages`: number of pages, by KV
+        group."""
         return min([count // each if each else 0 for count, each in zip(pages, self._each, strict=True)])
 
     def blocks_for(self, pages: Sequence[int]) -> int:
-        """Return the smallest number of blocks that have `pages` pages or more. `pages`: by KV group."""
+        """Return the smallest number of blocks that have at least `pages` pages. `pages`: number of pages, by
+        KV group."""
         needed = [-(-count // each) if each else 0 for count, each in zip(pages, self._each, strict=True)]
         return max(needed)
 
@@ -131,13 +134,14 @@ class PrefixTree:
         return tuple(found)
 
     def idle(self, blocks: Sequence[PageId]) -> int:
-        """Return how many of `blocks` have no user."""
+        """Return how many of these blocks no room uses. `blocks`: ids of blocks of the tree."""
         return sum(block in self._idle for block in blocks)
 
     def pin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
-        """Add a user to each of these blocks, so that they are not evicted. Return those that had no user.
+        """Count one more user of each of these blocks, so that they are not evicted. Return the ids of those
+        that no room used before.
 
-        `blocks`: ids of a whole path from the root.
+        `blocks`: ids of all blocks on a path, from the root to its last block.
         """
         woken: list[PageId] = []
         for block in blocks:
@@ -148,7 +152,8 @@ class PrefixTree:
         return tuple(woken)
 
     def unpin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
-        """Remove a user from each of these blocks. Return those that have no user any more."""
+        """Remove one user from each of these blocks. Return the ids of the blocks that no room uses any
+        more."""
         ended: list[PageId] = []
         for block in reversed(blocks):
             known = self._blocks[block]
@@ -161,7 +166,8 @@ class PrefixTree:
         return tuple(ended)
 
     def way(self, pages: PageTables, blocks: int) -> tuple[PageId, ...]:
-        """Return the ids of the leading `blocks` blocks of a room. `pages`: page tables of the room."""
+        """Return the ids of a room's first `blocks` blocks in the prefix tree, in token order. `pages`: page
+        tables of the room."""
         return pages[0][: blocks * self._each[0] : self._each[0]] if blocks else ()
 
     def enter(self, tokens: Sequence[int], pages: PageTables, pinned: int, salt: int = UNSALTED) -> Entered:
@@ -194,8 +200,8 @@ class PrefixTree:
         return Entered(tuple(way), tuple(entered), woken, self._joined(spared) if spared else ())
 
     def evict(self, count: int) -> PageTables:
-        """Remove the `count` blocks that have been without users for longest. Return their pages, by KV
-        group. Raises OutOfPages if there are fewer."""
+        """Remove the `count` blocks that have been unused for longest. Return their pages, by KV group.
+        Raises OutOfPages if fewer blocks are unused."""
         if count > len(self._idle):
             raise OutOfPages(f"{count} cached pages to give up, {len(self._idle)} are not in use")
         given_up = [self._blocks.pop(self._idle.popitem(last=False)[0]) for _ in range(count)]
@@ -215,7 +221,7 @@ class PrefixTree:
             self.digest ^= known.sign
 
     def _keys(self, tokens: Sequence[int], known: int = 0) -> Iterator[tuple[int, ...]]:
-        """Yield the token ids of each whole block after the first `known` blocks."""
+        """Yield the token ids of each whole block of a sequence, without its first `known` blocks."""
         size = self.block_tokens
         if size == 0:
             return
@@ -223,14 +229,14 @@ class PrefixTree:
             yield tuple(tokens[start : start + size])
 
     def _cut(self, pages: PageTables, known: int) -> Iterable[PageTables]:
-        """Return the pages of each whole block after the first `known` blocks, by KV group. Inverse of
-        `_joined`."""
+        """Divide a room's page tables into blocks. Yield the pages of each whole block, by KV group, without
+        the first `known` blocks. Inverse of `_joined`."""
         tables = zip(pages, self._each, strict=True)
         cut = [zip(*[iter(table[known * each :])] * each, strict=False) for table, each in tables]
         return zip(*cut, strict=False)
 
     def _joined(self, blocks: Sequence[PageTables]) -> PageTables:
-        """Return the pages of several blocks as one page table for each KV group."""
+        """Join the pages of several blocks into one page table for each KV group. Return the tables."""
         if not blocks:
             return self._no_pages
         return tuple([tuple(chain.from_iterable(of_group)) for of_group in zip(*blocks, strict=True)])

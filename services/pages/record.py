@@ -64,15 +64,16 @@ class MetadataRecord:
     prompt_tokens: int
     cached_tokens: int
     pages: PageCounts
-    """Number of pages written for this room, by KV group. The receiver expects exactly as many."""
+    """Number of pages that the sender wrote for this room, by KV group. The receiver expects exactly as
+    many."""
     first_token: int
     first_logprob: float | None = None
     alternatives: tuple[tuple[int, float], ...] = ()
     pages_checksum: int = 0
 
     def pack(self) -> bytes:
-        """Return the bytes of a metadata slot before its seal, SEAL_OFFSET long. Raises ValueError for values
-        that do not fit."""
+        """Return the bytes of a metadata slot up to its seal: SEAL_OFFSET bytes. Raises ValueError for values
+        that do not fit their fields."""
         if len(self.pages) > GROUPS_MAX:
             raise ValueError(f"pages of {len(self.pages)} groups, a record counts those of {GROUPS_MAX}")
         if len(self.alternatives) > ALTERNATIVES_MAX:
@@ -111,8 +112,8 @@ def seal_bytes(room: RoomId, generation: Generation) -> bytes:
 
 
 def announced(slot: memoryview) -> bool:
-    """Return whether a sender has written to the record's part of a slot, so that the seal may follow
-    soon."""
+    """Return whether a sender has written to the record's part of a slot, so that the seal may follow soon.
+    The record itself is not checked."""
     return slot[: len(_BLANK_MAGIC)] != _BLANK_MAGIC
 
 
@@ -167,8 +168,8 @@ def _read_record(body: bytes, room: RoomId, generation: Generation, *, check_sum
 
 
 def _check(room: RoomId, generation: Generation) -> int:
-    """Return the check word of a seal: a 64-bit mix of room and generation. It is never 0, so that a blank
-    seal is invalid."""
+    """Return the check word of a seal: a 64-bit hash of room id and generation. It is never 0, so that a
+    blank seal is invalid."""
     value = (room * 0x9E3779B97F4A7C15 + generation * 0xC2B2AE3D27D4EB4F + 1) & 0xFFFFFFFFFFFFFFFF
     value ^= value >> 31
     value = (value * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

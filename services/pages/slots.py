@@ -17,14 +17,16 @@ from baton.pages.record import BLANK_SEAL, SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Use of a metadata slot by one room: index of the slot, and generation number of this use."""
+    """One use of a metadata slot by one room: the slot's index in its pool, and the generation number of this
+    use."""
 
     index: int
     generation: Generation
 
 
 class SlotPool:
-    """Pool of a fixed number of metadata slots over `memory`. A slot has the same states as a KV page."""
+    """Pool of a fixed number of metadata slots, which lie one after the other in `memory`. A slot has the
+    same states as a KV page."""
 
     def __init__(self, memory: memoryview, first_generation: int = 1) -> None:
         """Make a pool of blank slots. `memory`: writable bytes, a multiple of SLOT_BYTES. `first_generation`:
@@ -36,7 +38,7 @@ class SlotPool:
         self._states = [PageState.FREE] * slots
         self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: slots}
         self._tenants: list[Generation | None] = [None] * slots
-        """Generation of the present use of each slot, or None for a free slot."""
+        """Generation number of the present use of each slot, by slot index. None for a free slot."""
         self._free = list(range(slots))
         self._generation = Generation(first_generation)
 
@@ -78,20 +80,22 @@ class SlotPool:
         heapq.heappush(self._free, slot.index)
 
     def view(self, slot: Slot) -> memoryview:
-        """Return the SLOT_BYTES bytes of a slot. They are valid until the slot is released."""
+        """Return the SLOT_BYTES bytes of a slot as a writable view. The view is valid until the slot is
+        released."""
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES
         return self._memory[start : start + SLOT_BYTES]
 
     def is_touched(self, slot: Slot) -> bool:
-        """Return whether a peer has written to a slot at the place of its seal (the mark that all is
-        written). `read_slot` checks the seal."""
+        """Return whether a peer has written any byte of a slot's seal (the mark that all data is written).
+        Whether the seal is valid, `read_slot` checks."""
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES + SEAL_OFFSET
         return self._memory[start : start + SEAL_BYTES] != BLANK_SEAL
 
     def moved(self, memory: memoryview) -> None:
-        """Replace the memory of all slots by `memory`, to which their bytes were moved."""
+        """Use `memory` as the memory of all slots from now on. The caller has copied the bytes of the old
+        memory to it."""
         if len(memory) != len(self._memory) or memory.readonly:
             raise ValueError(f"{len(memory)} bytes for {len(self)} slots")
         self._memory = memory

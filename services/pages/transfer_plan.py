@@ -25,40 +25,42 @@ to offset `target` of the receiver's. A plain tuple, because a window may have t
 takes 5 times as long to make."""
 
 Window: TypeAlias = tuple[int, list[PageRun]]
-"""One write to a peer: its total length in bytes, and its runs."""
+"""One write to a peer: the total length of its runs in bytes, and the list of its runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Plan of one KV group, from one sender rank to one receiver rank. One page size is a multiple of the
-    other."""
+    """Plan of one KV group for one sender rank and one receiver rank. One side's page size is a multiple of
+    the other's."""
 
     source_page_tokens: int
     target_page_tokens: int
     source_page_bytes: int = 0
     target_page_bytes: int = 0
     blocks: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """Runs within a page that copy every strip over the positions of the smaller page. Each entry: run length
-    in bytes, then the offsets of its runs in the source page and in the target page."""
+    """Byte runs within a page that copy all strips of one piece. Each entry has the length of its runs in
+    bytes, and their offsets as (source page, target page)."""
 
     @property
     def empty(self) -> bool:
-        """Whether this sender rank sends nothing of the group to that receiver rank."""
+        """Whether this sender rank sends nothing of this KV group to that receiver rank."""
         return not self.blocks
 
     @property
     def whole(self) -> bool:
-        """Whether pages are copied whole, so that adjacent pages form one run."""
+        """Whether pages are copied as a whole, without a change of layout. Adjacent pages then form one
+        run."""
         return self.blocks[0][0] == self.source_page_bytes == self.target_page_bytes
 
     @property
     def piece_tokens(self) -> int:
-        """Tokens of one piece: those of the smaller page, which divides the larger one."""
+        """Tokens of one piece, the smallest part of the KV that is copied. It is the page size of sender or
+        receiver, whichever is smaller, and divides the other."""
         return min(self.source_page_tokens, self.target_page_tokens)
 
     @property
     def piece_runs(self) -> int:
-        """Most runs that one piece (`piece_tokens` positions) needs."""
+        """Upper bound on the number of byte runs that copy one piece (`piece_tokens` positions)."""
         return sum(len(places) for _, places in self.blocks)
 
     @property
@@ -68,8 +70,8 @@ class GroupPlan:
     def runs(
         self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
     ) -> list[PageRun]:
-        """Return the runs that copy positions [start, stop) of a room. Both are multiples of the smaller
-        page.
+        """Return the byte runs that copy positions [start, stop) of a room in this KV group. Both numbers are
+        multiples of `piece_tokens`.
 
         `source`: the sender's page table from position 0. `target`: the receiver's pages from position
         `first` on. Raises Truncated if a table is too short.
@@ -115,10 +117,11 @@ class TransferPlan:
         return all(group.empty for group in self.groups)
 
     def stretch(self, length: int, count: int) -> int:
-        """Return the most positions of a room whose transfer needs at most `length` bytes and `count` runs.
+        """Return the largest number of positions whose transfer takes at most `length` bytes and `count`
+        runs.
 
-        The result is never less than the positions of whole pages in every group, even if they exceed the
-        limits. Not to be called for an empty plan.
+        The result is at least the smallest number of positions that fills whole pages in every group, even if
+        that exceeds the limits. Must not be called for an empty plan.
         """
         sent = [group for group in self.groups if not group.empty]
         least = lcm(*(group.piece_tokens for group in sent))
@@ -134,7 +137,7 @@ class TransferPlan:
         start: int,
         stop: int,
     ) -> list[list[PageRun]]:
-        """Return the runs that copy positions [start, stop) of a room, by KV group.
+        """Return the byte runs that copy positions [start, stop) of a room, as one list for each KV group.
 
         For each group, `stop` is rounded up to whole pages of the smaller size. `sources`, `targets`: page
         tables by group. Other arguments and errors: see `GroupPlan.runs`.
@@ -150,7 +153,8 @@ class HandoverPlan:
     """Plan of all transfers from one prefill worker to one decode worker, for every pair of ranks."""
 
     plans: tuple[tuple[TransferPlan, ...], ...]
-    """Transfer plans by sender rank, then by receiver rank."""
+    """Transfer plan of each pair of ranks. The index is the sender's rank, and in each entry the receiver's
+    rank."""
 
     def between(self, sender: int, receiver: int) -> TransferPlan:
         return self.plans[sender][receiver]
@@ -211,7 +215,8 @@ def windows(runs: list[PageRun], window_bytes: int) -> list[Window]:
 
 
 def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -> list[PageRun]:
-    """Return the runs that copy whole pages. Pages that are adjacent on both sides form one run."""
+    """Return the runs that copy whole pages. Pages that are adjacent both at the sender and at the receiver
+    form one run."""
     runs: list[PageRun] = []
     at = to = count = 0
     for mine, theirs in zip(source, target, strict=True):
@@ -227,9 +232,9 @@ def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -
 
 
 def _places(table: Sequence[int], page_bytes: int, each: int, length: int, begin: int, end: int) -> list[int]:
-    """Return the byte offsets of pieces [begin, end) of a strip in the KV region, as if the strip began its
-    page.
+    """Return the byte offset of each piece [begin, end) of a sequence in the KV region.
 
+    The offsets are those of a strip (vectors of one layer and head) that lies at the start of its page.
     `table`: page table. `each`: number of pieces in a page of this side. `length`: bytes of one piece.
     """
     if each == 1:
@@ -238,8 +243,11 @@ def _places(table: Sequence[int], page_bytes: int, each: int, length: int, begin
 
 
 def _plans(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> list[list[GroupPlan]]:
-    """Return the plans of one KV group, by sender rank and receiver rank. `senders`, `receivers`: the group
-    on each rank."""
+    """Return the plans of one KV group for all pairs of ranks, as a list by sender rank of lists by receiver
+    rank.
+
+    `senders`, `receivers`: geometry of the KV group on each rank.
+    """
     holders: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, group in enumerate(senders):
         for place, each in enumerate(group.places()):
