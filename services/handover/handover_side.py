@@ -70,20 +70,21 @@ class HandOverSide(ABC, Generic[R, Q]):
     # ---- what is known on this rank
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
-        """Add one observed fact (evidence) to a room's record. Return False if this rank does not have the
-        room."""
+        """Add one observed fact (evidence) to a room's record, for this rank's next vote. Return False if
+        this rank does not have the room."""
         return self.roster.note(room, evidence)
 
     def fail(self, room: R, reason: Reason, text: str) -> None:
         room.note(Failed(Cause(reason, text)))
 
     def capacity(self) -> Capacity:
-        """Return the pages and slots that new rooms could reserve now, and the digest of the prefix cache."""
+        """Return the numbers of pages and slots that new rooms could reserve now, and a digest of the prefix
+        cache. All ranks compare them."""
         holdings = self.holdings
         return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
 
     def may_leave(self) -> bool:
-        """Return whether this side is draining and has no room left."""
+        """Return whether this side is draining and has no room left, so that the worker may end."""
         return self.draining and not len(self.roster)
 
     # ---- what moves do

@@ -48,15 +48,15 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         self._near_s = near_s
 
     def awaited(self) -> Iterator[tuple[R, Slot]]:
-        """Yield the rooms in transfer whose seal (the mark that all is written) was not seen yet, each with
-        its metadata slot."""
+        """Yield each room in transfer whose seal (the mark that all data is written) has not been seen yet,
+        with its metadata slot."""
         for room in self.roster:
             if room.phase is Phase.TRANSFERRING and room.record is None:
                 yield room, self.holdings.get(room.id).slot
 
     def touched(self) -> list[R]:
-        """Return the rooms whose metadata slot was written to at the place of the seal. `poll` then checks
-        the seal."""
+        """Return the rooms whose metadata slot has bytes where the seal (the mark that all data is written)
+        belongs. `poll` then checks the seal."""
         return [room for room, slot in self.awaited() if self.holdings.slots.is_touched(slot)]
 
     def near(self, now_s: float) -> bool:
@@ -95,7 +95,8 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         return True
 
     def summed(self, room: R, total: int) -> None:
-        """Compare the sum of a room's landed pages with the sender's sum. The room fails if they differ."""
+        """Compare the checksum of a room's landed pages with the checksum that the sender sent. The room
+        fails if they differ."""
         record = room.record
         if record is None:
             raise AssertionError(f"room {room.id} was summed without its record")
@@ -110,7 +111,7 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
 
     @abstractmethod
     def _begin_output(self, room: R, first: Token) -> None:
-        """Set the first output token of a room."""
+        """Set the first output token of a room, from which decoding continues."""
 
     def _seal(self, room: R, record: MetadataRecord) -> None:
         room.note(Sealed(Generation(record.generation)))

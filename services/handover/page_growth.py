@@ -27,36 +27,40 @@ R = TypeVar("R", bound=ReceivingRoom)
 
 
 class Space(NamedTuple, Generic[R]):
-    """Result of giving pages to the rows of the next decode step."""
+    """Outcome of reserving pages for the rows of the next decode step. A row is the part of the step of one
+    choice."""
 
     computed: Sequence[int]
-    """Indices of the rows that have all their pages and belong to no retracted room."""
+    """Indices of the rows that can be computed: all their pages are reserved, and their rooms are not
+    retracted."""
     retracted: Sequence[R] = ()
     """Rooms that are retracted (preempted) to make space, the youngest first."""
     wanted: int = 0
-    """Number of pages that the rows lacked, over all KV groups."""
+    """Number of additional pages that the rows needed, summed over all KV groups."""
     given: int = 0
-    """Number of lacking pages that were free and given to rows, over all KV groups."""
+    """Number of additional pages that were reserved for rows, summed over all KV groups."""
 
 
 class DraftReach(NamedTuple):
-    """Extent of a row with draft tokens, as far as its choice has pages."""
+    """Outcome of reserving pages for the draft tokens of one row: how many positions of the row have
+    pages."""
 
     stop: int
-    """Position at which the row ends. Its choice has pages up to there."""
+    """Position (exclusive) up to which the row can be computed, because its choice has pages for it."""
     given: int
-    """Number of pages that were reserved for the drafts, over all KV groups."""
+    """Number of additional pages that were reserved for the draft tokens, summed over all KV groups."""
 
 
 class PageGrowth(Generic[R]):
-    """Pages for the growing output of one rank's rooms. Every result follows from numbers that all ranks of
-    the worker share."""
+    """Reservation of pages for the output tokens of all rooms on one decode rank. Every result follows from
+    numbers that all ranks of the worker share."""
 
     def __init__(self, rooms: Iterable[R], holdings: Holdings, layout: KvLayout, running_max: int) -> None:
         """Start without granted rooms. `rooms`: roster of the rank. `running_max`: most sequences of a
         step."""
         self.lacks = False
-        """Whether a running room waits for pages and no younger room is left to retract."""
+        """Whether a running room waits for pages and no younger room is left that could be retracted
+        (preempted)."""
         self._rooms = rooms
         self._holdings = holdings
         self._layout = layout
@@ -64,13 +68,13 @@ class PageGrowth(Generic[R]):
         self._growing = 0
         """Number of choices of granted rooms whose pages do not yet cover their longest possible output."""
         self._rows_left = AHEAD * running_max
-        """Number of sequences whose rooms may still be granted. The further choices of the last room can make
-        it negative."""
+        """Number of further sequences to which pages may still be granted. It can become negative, because
+        all choices of a room are granted at once."""
 
     @property
     def margin(self) -> PageCounts:
-        """Number of pages to leave free for growing choices, by KV group: one block for each. () if no choice
-        grows.
+        """Number of free pages that new rooms must leave for growing choices, by KV group: one block for each
+        choice. () if no choice grows.
 
         Without this reserve, a new room could force a retraction in its first step.
         """
@@ -78,7 +82,8 @@ class PageGrowth(Generic[R]):
 
     @property
     def rows(self) -> int:
-        """Number of sequences whose rooms may still be granted pages."""
+        """Number of further sequences (choices of rooms) to which pages may still be granted. AHEAD bounds
+        it."""
         return max(self._rows_left, 0)
 
     def granted(self, room: R) -> None:
@@ -87,7 +92,8 @@ class PageGrowth(Generic[R]):
         self.begins(room)
 
     def begins(self, room: R) -> None:
-        """Set the page table of each choice of a granted room, and how many of its positions are filled."""
+        """Set a granted room's page table of each choice, and the number of positions whose KV each choice
+        has."""
         pages = self._holdings.get(room.id).pages
         shared = tuple([table[:count] for table, count in zip(pages, room.division.shared, strict=True)])
         further = room.request.choices - 1
@@ -95,7 +101,7 @@ class PageGrowth(Generic[R]):
         room.filled = [room.request.prefill_tokens, *[room.division.shared_tokens] * further]
 
     def over(self, room: R) -> None:
-        """Stop leaving pages free for the growth of a room that has ended. Idempotent."""
+        """Stop reserving free pages for the growth of a room that has ended. Idempotent."""
         if room.pages:
             self._growing -= room.growing
             self._rows_left += room.rows
@@ -128,8 +134,8 @@ class PageGrowth(Generic[R]):
         return Space(computed, retracted, wanted, given)
 
     def reach(self, room: R, choice: int, stop: int) -> DraftReach:
-        """Return how far the drafts of a row have pages. Reserves pages that can be spared
-        (`ReceivingSide.reach`, `drafts-make-way`)."""
+        """Return up to which position the drafts of a row have pages. Reserves pages for them that running
+        rooms can spare (`ReceivingSide.reach`, `drafts-make-way`)."""
         pages, given = self._lacking(room, choice, stop), 0
         if any(pages) and spared(pages, self._holdings.available, self.margin):
             self._grow(room, choice, stop, pages)
@@ -137,8 +143,8 @@ class PageGrowth(Generic[R]):
         return DraftReach(min(room.covered[choice], stop), given)
 
     def _holders(self) -> tuple[list[tuple[R, PageCounts]], PageCounts]:
-        """Return the running rooms, each with the pages that its end would free, and the pages of rooms about
-        to end. Numbers of pages are by KV group."""
+        """Return each running room with the number of pages that its end would free, and the total number of
+        pages of rooms that are about to end. All numbers are by KV group."""
         coming: PageCounts = (0,) * len(self._block)
         running: list[tuple[R, PageCounts]] = []
         for room in self._rooms:
@@ -152,7 +158,8 @@ class PageGrowth(Generic[R]):
         return running, coming
 
     def _lacking(self, room: R, choice: int, stop: int) -> PageCounts:
-        """Return the number of pages that a choice lacks for the positions up to `stop`, by KV group."""
+        """Return the number of pages that a choice still needs for its positions up to `stop`, by KV
+        group."""
         needed = zip(self._layout.pages_for(stop), room.pages[choice], strict=True)
         return tuple([max(count - len(table), 0) for count, table in needed])
 

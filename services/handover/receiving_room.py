@@ -20,7 +20,8 @@ class ReceivingRoom(Receiver):
     request: Request = field(kw_only=True)
     peer_name: str = field(default="", kw_only=True)
     division: ChoicePages = field(kw_only=True)
-    """Division of the room's pages among its choices: shared pages, and each choice's own."""
+    """Numbers of the pages that the room's choices share, and of the pages that each choice has for
+    itself."""
     pages: list[PageTables] = field(default_factory=list, init=False)
     """Page tables by choice index, each by KV group. Empty before the grant."""
     covered: list[int] = field(init=False)
@@ -47,8 +48,8 @@ class ReceivingRoom(Receiver):
     """Metadata record of the room, as read together with its seal. None before that. Later writes of the peer
     to the slot are not read."""
     near_until_s: float | None = field(default=None, init=False)
-    """Time, in seconds of the event loop's clock, until which the seal is polled without a pause. Set when
-    the record has arrived."""
+    """Time until which the room's seal (the mark that all data is written) is polled without a pause, in
+    seconds of the event loop's clock. Set when the record has arrived."""
     outputs: tuple[list[int], ...] = field(init=False)
     """Output token ids of each choice, by choice index."""
     ends: RunningChoices = field(init=False)
@@ -61,7 +62,8 @@ class ReceivingRoom(Receiver):
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Tokens of choice 0 whose KV is in the pages: prompt and output without the last output token."""
+        """Token ids of choice 0 whose KV is in the room's pages: the prompt, and the output without its last
+        token."""
         return (*self.request.prompt, *self.outputs[0][:-1])
 
     @property
@@ -70,7 +72,8 @@ class ReceivingRoom(Receiver):
 
     @property
     def complete(self) -> bool:
-        """Whether the whole prompt is computed, for a room whose prompt this worker computes itself."""
+        """Whether this worker has computed the room's whole prompt itself. Used only if no prefill worker
+        computes it."""
         return self.computed == self.request.prefill_tokens
 
     @property
@@ -79,7 +82,8 @@ class ReceivingRoom(Receiver):
 
     @property
     def runs(self) -> bool:
-        """Whether the room is decoding: a next token is sampled for its unfinished choices."""
+        """Whether the room is decoding now: in each step, a token is sampled for each of its unfinished
+        choices."""
         if self.phase is not Phase.SUCCESS:
             return False
         return not (self.finished or self.stopping or self.retracting is not None)
@@ -107,11 +111,12 @@ class ReceivingRoom(Receiver):
 
     @property
     def undecided(self) -> bool:
-        """Whether the room's pages are in transfer, and neither proven complete nor found wrong yet."""
+        """Whether the room's pages are in transfer, and it is not known yet whether they are complete and
+        correct."""
         return self.phase is Phase.TRANSFERRING and not self.sealed and self.cause is None
 
     def tables(self, choice: int) -> PageTables:
-        """Return the page tables of one choice, by KV group."""
+        """Return the page tables of one choice, by KV group. A page table lists page ids in token order."""
         return self.pages[choice]
 
     @property
@@ -122,8 +127,8 @@ class ReceivingRoom(Receiver):
 
     @property
     def margin(self) -> PageCounts:
-        """Number of pages to leave free for the room's growth, by KV group: one block for each growing
-        choice."""
+        """Number of free pages that new rooms must leave for this room's growth, by KV group: one block for
+        each growing choice."""
         growing = self.growing
         return tuple([growing * count for count in self.division.block])
 
@@ -133,8 +138,8 @@ class ReceivingRoom(Receiver):
 
     @property
     def stays(self) -> bool:
-        """Whether the room cannot be retracted, because its prompt and output are too long for another room
-        to continue."""
+        """Whether the room must not be retracted (preempted), because its prompt and output are too long to
+        be continued in another room."""
         most = self.request.carried_tokens_max
         return 0 < most < len(self.request.prompt) + max(map(len, self.outputs))
 

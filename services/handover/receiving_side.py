@@ -39,8 +39,8 @@ from baton.rooms.timeline import Moment
 from baton.rooms.worker_load import WorkerLoad
 
 NEAR_S: Final = 0.01
-"""Seconds for which the seal is polled without pauses once the record has arrived. The seal usually follows
-in a few milliseconds."""
+"""Seconds for which the seal (the mark that all data is written) is polled without pauses once the record has
+arrived. The seal usually follows in a few milliseconds."""
 
 R = TypeVar("R", bound=ReceivingRoom)
 
@@ -87,21 +87,23 @@ class ReceivingSide(LandedData[R]):
             near_s=near_s,
         )
         self.revoking = False
-        """Whether all ranks agreed on a revocation: to take the exposed memory back from all senders. The
-        driver carries it out when no step runs (`revoked`)."""
+        """Whether all ranks agreed on a revocation, which moves the exposed memory out of reach of all
+        senders. The driver carries it out when no step runs (`revoked`)."""
         self._exposure = exposure
         self._ranks = ranks
         self._granting: list[Grant] = []
-        """Grants whose memory is exposed on this rank, and perhaps not yet on the others."""
+        """Grants whose memory this rank has exposed, but perhaps not yet the other ranks. They are sent when
+        all ranks have."""
         self._asked_to_revoke = False
         self._lacks_since_ms: int | None = None
-        """Time in milliseconds since which some running room has waited for pages without interruption. None
-        if no room waits."""
+        """Time in milliseconds at which running rooms began to wait for pages, if they have waited ever
+        since. None if no room waits."""
         self.page_growth = PageGrowth(self.roster, holdings, layout, running_max)
         self.beside_tokens = self.near_tokens = layout.block_tokens
-        """Most prompt tokens that this worker computes in a step which also has running sequences.
+        """Most prompt tokens that this worker computes in a step which also decodes running sequences.
 
-        `near_tokens` is the limit while no sequence runs but one may soon. The leader sets both by command.
+        `near_tokens` is the limit for steps without running sequences, if a room may begin to decode soon.
+        The leader sets both by command.
         """
 
     # ---- commands, the same on every rank
@@ -151,24 +153,25 @@ class ReceivingSide(LandedData[R]):
         return opened
 
     def compute_here(self, room: RoomId, beside_tokens: int, near_tokens: int, why: str) -> None:
-        """Compute a room's prompt on this decode worker, as its leader decided (`mine-or-granted`).
+        """Compute a room's prompt on this decode worker, because the worker's leader rank decided so
+        (`mine-or-granted`).
 
-        `beside_tokens`, `near_tokens`: limits on the prompt tokens of a step from now on. A room that is
-        already granted or over is not changed.
+        `beside_tokens`, `near_tokens`: new limits on the prompt tokens of a step (see the attributes). A room
+        that is already granted or over is not changed.
         """
         self.beside_tokens, self.near_tokens = beside_tokens, near_tokens
         if room in self.roster and self._claim(self.roster.get(room), why):
             self._ask(ClaimRoom(room, self.roster.get(room).peer))
 
     def connected(self, sender: Incarnation) -> None:
-        """Record for all rooms of a sender that it is connected to this worker's memory."""
+        """Record that a sender has connected to this worker's memory, for all rooms that it sends."""
         for room in self.roster:
             if room.peer == sender:
                 room.note(Connected())
 
     def cut(self, room: RoomId, choice: int) -> None:
-        """End one choice of a room because its caller wants no more of it. Has no effect on a room that is
-        over."""
+        """End one choice of a room, because the caller wants no more of its tokens. Does nothing if the room
+        is over."""
         if room not in self.roster:
             return
         found = self.roster.get(room)
@@ -177,8 +180,8 @@ class ReceivingSide(LandedData[R]):
             self._end(found, choice, "cut off")
 
     def quiet(self, room: RoomId, generation: Generation) -> None:
-        """Record that the sender acknowledged a room's close, so that it writes nothing more for the room.
-        Raises PeerFault for another generation."""
+        """Record that the sender has acknowledged a room's close: it writes nothing more for the room. Raises
+        PeerFault if the acknowledgement names another generation."""
         if room in self.roster and self.roster.get(room).generation != generation:
             raise PeerFault(f"room {room}: quiet for generation {generation}, which is not ours")
         self.roster.note(room, Fenced(Proof.QUIET))
@@ -229,8 +232,8 @@ class ReceivingSide(LandedData[R]):
             room.note(Computed())
 
     def drawn(self, room: R, choice: int) -> FinishReason | None:
-        """Record that a sampled token was appended to the output of a choice. Return the finish reason if it
-        was the last one, or None."""
+        """Record that a sampled token was appended to a choice's output. Return the finish reason if the
+        choice ends with this token, or None."""
         room.filled[choice] = len(room.request.prompt) + len(room.outputs[choice]) - 1
         finish = room.request.finish_reason(room.outputs[choice])
         if finish is not None:
@@ -272,8 +275,8 @@ class ReceivingSide(LandedData[R]):
     # ---- a turn
 
     def capacity(self) -> Capacity:
-        """Return the pages and slots that new rooms could reserve now. They are none while a revocation is
-        agreed, and otherwise all but the reserve for growth (`memory-as-used`)."""
+        """Return the numbers of pages and slots that new rooms could reserve now. They are 0 during a
+        revocation. Otherwise pages for the growth of running rooms are left out (`memory-as-used`)."""
         if self.revoking:
             return NOTHING
         return super().capacity()._replace(margin=self.page_growth.margin, rows=self.page_growth.rows)
@@ -293,7 +296,8 @@ class ReceivingSide(LandedData[R]):
         return space
 
     def reach(self, room: R, choice: int, stop: int) -> DraftReach:
-        """Return how far towards position `stop` the drafts of a choice can be verified in the next step.
+        """Return up to which position, at most `stop`, the draft tokens of a choice can be verified in the
+        next step.
 
         Call it after `space_for`, under the same rules. Drafts take only pages that no running room may need
         next, and retract no room (`drafts-make-way`).
@@ -301,8 +305,8 @@ class ReceivingSide(LandedData[R]):
         return self.page_growth.reach(room, choice, stop)
 
     def load(self, running_max: int) -> WorkerLoad:
-        """Return the load by which the router places rooms on this worker. `running_max`: most sequences of a
-        step."""
+        """Return this worker's load, by which the router decides which rooms it gets. `running_max`: most
+        sequences of a step."""
         nothing: PageCounts = (0,) * len(self.holdings.pools)
         needed, waiting, running, entered = nothing, 0, 0, RoomId(0)
         for room in self.roster:
@@ -316,7 +320,8 @@ class ReceivingSide(LandedData[R]):
         return WorkerLoad(free, needed, waiting, running, running_max, entered)
 
     def agreed(self) -> None:
-        """Request to send the grants of the turn before: every rank has exposed their memory by now."""
+        """Send the grants that were made in the turn before. By now, every rank has exposed the granted
+        memory."""
         for grant in self._granting:
             self._ask(grant)
         self._granting.clear()
@@ -344,8 +349,8 @@ class ReceivingSide(LandedData[R]):
                 assert_never(effect)
 
     def _claim(self, room: R, why: str) -> bool:
-        """Make a room local: this worker computes its prompt. Return False if it is granted, over or local
-        already.
+        """Record that this worker computes the room's prompt itself. Return False if the room is already
+        granted, over or claimed.
 
         The result is the same on all ranks, even if only this rank has seen the room end. `why`: text for the
         timeline.
@@ -428,8 +433,8 @@ class ReceivingSide(LandedData[R]):
         self._report(room, Moment.RETRACTED, f"{drawn}, {counted(wanted, 'page')} wanted by those that run")
 
     def _end(self, room: R, choice: int, how: str) -> None:
-        """End one choice of a room, and the room with its last choice (`choices-end-alone`). `how`: reason,
-        for the timeline."""
+        """End one choice of a room, and the room if it was the last choice (`choices-end-alone`). `how`: text
+        of the reason, for the room's timeline."""
         last, several = room.ends.end(choice), room.request.choices > 1
         detail = f"{counted(len(room.outputs[choice]), 'token')}, {how}"
         if several:
@@ -444,7 +449,7 @@ class ReceivingSide(LandedData[R]):
         self._report(room, Moment.FINISHED, detail)
 
     def _end_early(self, room: R) -> None:
-        """Send the caller the cause of a room that ends before its choices did."""
+        """Send the caller the cause for which a room ends while some of its choices are unfinished."""
         if room.cause is None:
             raise AssertionError(f"room {room.id} ended early without a cause")
         if not room.finished:

@@ -25,7 +25,7 @@ class Report:
     moment: Moment
     detail: str = ""
     of_rank: bool = False
-    """Whether the line reports an observation of this rank alone. Other lines report actions of the whole
+    """Whether the line reports what this rank alone observed. If not, it reports an action of the whole
     worker."""
 
 
@@ -35,7 +35,7 @@ class Outcome:
 
     room: RoomId
     cause: Cause | None
-    """Cause of an early end. None if the room was answered or handed over."""
+    """Reason for which the room ended early. None if the room was answered or handed over."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ SideRequest: TypeAlias = Report | Outcome | Retired
 
 @dataclass(slots=True)
 class Forget:
-    """Request to stop all calls to a peer whose process is gone. None of its writes can land any more."""
+    """Request to stop all calls to a worker whose process has ended. None of its writes can still land."""
 
     peer: Incarnation
 
@@ -70,7 +70,8 @@ class Connect:
 
 @dataclass(slots=True)
 class Grant:
-    """Request to send the room's sender the memory to write to. Every rank has exposed it."""
+    """Request to send a grant to the room's sender: the pages and the slot to write to. Every rank has
+    exposed this memory."""
 
     room: RoomId
     peer: Incarnation
@@ -79,7 +80,8 @@ class Grant:
     pages: PageTables
     slot: int
     prefix_tokens: int
-    """Number of leading tokens whose pages the receiver has in its prefix cache."""
+    """Number of the prompt's leading tokens that the sender need not send, because the receiver has their
+    pages in its prefix cache."""
 
 
 @dataclass(slots=True)
@@ -93,21 +95,21 @@ class ClaimRoom:
 
 @dataclass(slots=True)
 class Close:
-    """Request to repeat a room's close until its sender proves that it writes nothing more for this
-    generation. The proof comes back by `ReceivingSide.quiet`."""
+    """Request to send a close of the room to its sender, again and again until the sender proves that it
+    writes nothing more for this generation. The proof comes back by `ReceivingSide.quiet`."""
 
     room: RoomId
     peer: Incarnation
     generation: Generation
     doubtful: bool
-    """Whether the connection from this sender may be the cause of the failure. The next room then connects
+    """Whether a broken connection from this sender may be why the room failed. If so, the next room connects
     anew."""
 
 
 @dataclass(slots=True)
 class SumPages:
-    """Request to sum the landed pages of a room from `first_token` on. The sum comes back by
-    `ReceivingSide.summed`."""
+    """Request to compute the checksum of a room's landed pages, from token `first_token` on. The sum comes
+    back by `ReceivingSide.summed`."""
 
     room: RoomId
     first_token: int
@@ -115,7 +117,7 @@ class SumPages:
 
 @dataclass(slots=True)
 class Join:
-    """Request to add a room's choices to the decode batch. Its first token is known."""
+    """Request to add a room's choices to the decode batch. The room's first output token is known."""
 
     room: RoomId
 
@@ -126,8 +128,8 @@ ReceiverRequest: TypeAlias = Connect | Grant | ClaimRoom | SumPages | Join | Clo
 
 @dataclass(slots=True)
 class BeginWrites:
-    """Request to prepare the writes of a room from its pages and its slot. Its rows may be computed from now
-    on."""
+    """Request to prepare the writes of a room's pages and record to its receiver. From now on the room's
+    prompt may be computed."""
 
     room: RoomId
     slot: Slot
@@ -135,14 +137,14 @@ class BeginWrites:
 
 @dataclass(slots=True)
 class SendPages:
-    """Request to write the whole pages among those of the room's first `tokens` tokens, which are
-    computed."""
+    """Request to write the room's first pages to its receiver: all whole pages of its first `tokens` tokens,
+    which are computed."""
 
     room: RoomId
     tokens: int
     complete: bool
-    """Whether `tokens` are all tokens of the room, so that the last page is written even if it is not
-    full."""
+    """Whether `tokens` is the number of all tokens of the room. If so, the last page is written even if it is
+    not full."""
 
 
 @dataclass(slots=True)
@@ -151,13 +153,14 @@ class SendRecord:
 
     room: RoomId
     record: MetadataRecord
-    """Metadata record without the sum of the pages, which differs by the rank of the receiver."""
+    """Metadata record to write. The driver adds the checksum of the pages, which differs by the rank of the
+    receiver."""
 
 
 @dataclass(slots=True)
 class SendSeal:
-    """Request to write the room's seal (the mark that all is written) to each rank of the receiver. Every
-    rank of this worker has written the rest."""
+    """Request to write the room's seal (the mark that all data is written) to each rank of the receiver.
+    Every rank of this worker has written its pages, and the record is written."""
 
     room: RoomId
 

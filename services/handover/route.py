@@ -9,12 +9,13 @@ from baton.pages.transfer_plan import TransferPlan
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Rank of a decode worker that this prefill rank writes to."""
+    """One rank of a decode worker, as the destination of this prefill rank's writes."""
 
     peer: Incarnation
     """Id of the transfer endpoint of that rank."""
     plan: TransferPlan
-    """Plan of which page bytes go where. Empty if only the metadata record is written to that rank."""
+    """Plan of which bytes of this rank's pages go where in that rank's pages. Empty if this rank writes no
+    pages there."""
     heads: tuple[GroupHead, ...]
     """KV heads that this rank of the receiver holds."""
 
@@ -22,16 +23,16 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Route:
     exposure: Incarnation
-    """Id under which the receiver's rank 0 exposes its memory now. Grants name it. It is the same on every
-    rank of the sender."""
+    """Id under which rank 0 of the receiver exposes its memory now. Grants carry this id. All ranks of the
+    sender have the same value."""
     page_tokens: tuple[int, ...]
     """Tokens per page of the receiver, by KV group."""
     targets: tuple[Target, ...]
-    """Ranks of the receiver to write to. For the elected rank, which writes records and seals, they are all
-    ranks, in order."""
+    """Ranks of the receiver that this rank writes to. The elected rank writes records and seals, so it has
+    all ranks of the receiver, in rank order."""
     endpoints: frozenset[Incarnation] = frozenset()
-    """Ids of the transfer endpoints of all ranks of the receiver. Every rank of the sender knows them, so
-    that all answer alike."""
+    """Ids of the transfer endpoints of all ranks of the receiver. All ranks of the sender have them, so that
+    all give the same answer to a connect."""
 
     def revoked_by(self, exposure: Incarnation) -> bool:
         """Return whether the receiver moved this memory away before it made `exposure`, which then has a

@@ -21,15 +21,17 @@ class SendingRoom(Sender):
     pages: PageTables = field(default=(), init=False)
     """Page tables by KV group, in the order of the tokens. Empty before the pages are reserved."""
     begun: bool = field(default=False, init=False)
-    """Whether the room has its pages, so that its prompt may be computed and written."""
+    """Whether the room's pages are reserved, so that its prompt may be computed and written to the
+    receiver."""
     computed: int = field(default=0, init=False)
-    """Number of leading tokens whose KV is in the pages."""
+    """Number of the room's leading tokens whose KV is in its pages."""
     cached: int = field(default=0, init=False)
-    """Number of leading tokens whose KV was in the pages when they were reserved."""
+    """Number of the room's leading tokens whose KV came from the prefix cache when its pages were
+    reserved."""
     first: Token | None = field(default=None, init=False)
     likely_cached: int | None = field(default=None, init=False)
-    """Number of leading tokens that were in the prefix cache when it was looked up, before the room had its
-    pages. None before that."""
+    """Number of the room's leading tokens that were found in the prefix cache before its pages were reserved.
+    None before the look-up."""
 
     @property
     def complete(self) -> bool:
@@ -42,7 +44,7 @@ class SendingRoom(Sender):
 
     @property
     def reusable(self) -> tuple[int, ...]:
-        """Leading tokens whose KV the room may take from the prefix cache.
+        """Leading tokens of the room whose KV it may take from the prefix cache, if cached.
 
         The last token is always computed, because the next token is sampled from it. A prompt that is scored
         is computed whole (`scored-is-computed`).
@@ -51,7 +53,7 @@ class SendingRoom(Sender):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the room is handed over. A later failure does not change the outcome."""
+        """Whether the hand-over of the room is complete. A later failure does not change the outcome."""
         return self.phase is Phase.SUCCESS
 
     @property

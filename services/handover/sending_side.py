@@ -46,11 +46,13 @@ class Writes(Protocol):
     def failure(self) -> str | None: ...
     @property
     def written(self) -> bool:
-        """Whether all pages and records of this rank were ready to send, and their writes are DONE."""
+        """Whether all pages and records that this rank sends for the room have arrived: the state of their
+        writes is DONE."""
 
     @property
     def sealed(self) -> bool:
-        """Whether the writes of the seals (the marks that all is written) are DONE."""
+        """Whether the seals (the marks that all data is written) have arrived: the state of their writes is
+        DONE."""
 
 
 S = TypeVar("S", bound=SendingRoom)
@@ -83,7 +85,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         super().__init__(make, room_limit, holdings, layout, deadlines)
         self.elected = elected
         self._connections: list[Exception | None] = []
-        """Result of each connect of this turn on this rank: None, or its error."""
+        """Result of each connect that a decode worker requested in this turn: None, or the error on this
+        rank."""
         self._sealing: list[S] = []
         """Rooms sealed in this turn whose pages are not yet added to the prefix cache."""
 
@@ -132,15 +135,15 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return opened
 
     def connection(self, problem: Exception | None) -> None:
-        """Record the result of one connect of this turn on this rank. `problem`: error of the connect, or
-        None."""
+        """Record the result of one connect of this turn on this rank. A decode worker requested it.
+        `problem`: error of the connect, or None."""
         self._connections.append(problem)
 
     def revoke(self, receiver: Incarnation, exposure: Incarnation) -> None:
-        """End all rooms that write to an earlier exposure of the receiver's memory. Such a room counts as
-        proven to write nothing more.
+        """End all rooms that write to an earlier exposure of the receiver's memory. None of their writes can
+        still reach memory in use.
 
-        A write that is still under way reaches no memory in use. So its source pages may be reused
+        A write that is still under way fails or lands in unused memory. So its source pages may be reused
         (`source-pinned`).
         """
         for room in self.roster:
@@ -176,8 +179,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         found.route = route
 
     def claimed(self, room: RoomId, receiver: Incarnation) -> None:
-        """End a room whose prompt the receiver computes itself (`mine-or-granted`). Raises UnknownRoom,
-        PeerFault."""
+        """End a room on this prefill worker, because its decode worker computes the prompt itself
+        (`mine-or-granted`). Raises UnknownRoom, PeerFault."""
         claim = Failed(CLAIMED)
         found = self._answered(room, receiver, claim)
         if found.grant is not None:
@@ -234,13 +237,14 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return True
 
     def sent(self) -> Iterator[S]:
-        """Yield the rooms that have writes under way or may start some."""
+        """Yield the rooms of which this rank has writes under way, or may start some."""
         for room in self.roster:
             if room.phase in GATED and room.begun and not room.sealed and room.cause is None:
                 yield room
 
     def observe(self, room: S, writes: Writes, now_ms: int, *, moved: bool) -> bool:
-        """Record the progress of a room's writes. Return True if it yields new evidence.
+        """Record the progress of a room's writes. Return True if this gives new evidence for the rank's next
+        vote.
 
         `moved`: whether a write was posted or has ended.
         """
@@ -263,9 +267,10 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return moved
 
     def unproven(self) -> list[S]:
-        """Return the failed rooms whose writes are not proven to have ended.
+        """Return the failed rooms whose writes to the receiver may still be under way.
 
-        No more writes are posted for them. Their pages stay reserved, because these writes read them.
+        No more writes are started for them. Their pages stay reserved, because the writes under way read
+        them.
         """
         return [
             room
@@ -274,13 +279,15 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         ]
 
     def ended(self, room: S) -> None:
-        """Record that all writes of a failed room have ended."""
+        """Record that all writes of a failed room have ended, so that nothing reads its pages any more."""
         room.note(Fenced(Proof.QUIET if room.begun else Proof.UNEXPOSED))
 
     def load(self, tokens_per_s: int, score_price: int = 0) -> WorkerLoad:
-        """Return the load by which the router places prompts on this worker. Arguments: see `WorkerLoad`.
+        """Return this worker's load, by which the router decides which prompts it gets. Arguments: see
+        `WorkerLoad`.
 
-        The number of a room's cached tokens is looked up once, and may have changed when the room begins.
+        How many tokens of a room are cached is looked up once. The number may have changed when the room
+        begins.
         """
         waiting = scored = 0
         for room in self.roster:
@@ -310,7 +317,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     # ---- a turn
 
     def connects(self) -> int:
-        """Return how many connects of this turn succeeded on this rank before the first one that failed."""
+        """Return how many connects of this turn succeeded on this rank before the first that failed. Decode
+        workers request them."""
         problems = [problem is not None for problem in self._connections]
         return problems.index(True) if True in problems else len(problems)
 
@@ -356,7 +364,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
                 assert_never(effect)
 
     def _answered(self, room: RoomId, receiver: Incarnation, answer: Evidence) -> S:
-        """Return the room that a receiver's message grants or claims. Raises UnknownRoom, PeerFault."""
+        """Return the room that a message of its receiver grants or claims. Raises UnknownRoom or PeerFault if
+        there is none, or it has another receiver."""
         if room not in self.roster:
             self.roster.note(room, answer)  # counted, and creates nothing
             raise UnknownRoom(f"room {room} is not known here")
