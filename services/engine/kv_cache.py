@@ -64,7 +64,7 @@ class PagedKvCache:
         rows = flat.view(-1, self.head_dim)
         pages = self.tensor.flatten(4)
         self.places = {layer: index for index, layer in enumerate(group.layers)}
-        """Index of a layer among the layers on this rank, by layer id."""
+        """Index of each layer among the layers that this cache holds on this rank, by layer id."""
         self._pages = {layer: pages[:, :, index] for layer, index in self.places.items()}
         kinds = self.tensor.permute(3, 2, 0, 4, 1, 5)
         """All pages, with dimensions reordered: [plane][layer][page][token][kv head][head_dim]."""

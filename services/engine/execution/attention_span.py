@@ -23,7 +23,8 @@ ATTENTION_NAME: Final = "baton_paged"
 MASK: Final = "attention_mask"
 """Name of the mask among the keyword arguments of an attention call."""
 COLUMNS_MAX: Final = 2**18
-"""Most key positions for which a mask is evaluated at once, and on each side of a border."""
+"""Most key positions for which a mask function is evaluated in one call. Also the number of key positions
+that are checked on each side of a span's border."""
 
 
 class UnknownSpan(Exception):

@@ -45,7 +45,7 @@ HALF: Final = 16
 It requires a feed-forward width that is a multiple of it.
 """
 SIDE: Final = 4
-"""The compiled step requires that the number of tokens in a page is a multiple of this number."""
+"""Number of which the tokens per page have to be a multiple, so that the compiled step can read the pages."""
 GROUP_MIN: Final = min(GROUPS)
 ROWS_A_LOOK: Final = 1024
 """Rows of a weight that are checked at once for exactness in bfloat16, so that it is not copied as a
@@ -163,7 +163,7 @@ class CompiledModel:
         afterwards.
         """
         self.numbers = structure.head.weight.dtype
-        """Number format (dtype) of keys and values."""
+        """Number format (dtype) of the keys and values in KV pages."""
         self.products = kernel.products
         self.weights = kernel.weights
         self._block = kernel.block
@@ -307,7 +307,8 @@ class CompiledRunner(StatelessRunner):
             (model.width, model.products),
             (-(-longest // GROUP_MIN), torch.float32),
         )
-        """Columns and dtype of each intermediate result, which has one row per token."""
+        """Number of columns and dtype of each buffer for intermediate results. A buffer has one row per token
+        of the step."""
 
     def record(self) -> None:
         """Record nothing, since a compiled step is a single call already."""
@@ -364,7 +365,7 @@ class CompiledRunner(StatelessRunner):
 
 
 def _whole_strips(rows: abc.Iterable[Row]) -> int:
-    """Return the number of positions of the longest row, rounded up to a multiple of STRIP."""
+    """Return the length in tokens of the longest sequence in `rows`, rounded up to a multiple of STRIP."""
     return -(-max((row.stop for row in rows), default=0) // STRIP) * STRIP
 
 

@@ -274,7 +274,8 @@ class GraphRunner(StatelessRunner):
 
 
 def sizes(first: int, last: int) -> list[int]:
-    """Return `first`, its doublings below `last`, and `last`."""
+    """Return the ascending sizes `first`, twice `first`, four times `first` and so on, as far as they are
+    below `last`, and then `last`."""
     found = []
     while first < last:
         found.append(first)

@@ -137,9 +137,9 @@ def verified_kernel(
 
 
 def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> list[LayerAttention]:
-    """Return the distinct attention options among the layers, each to be checked once.
+    """Return the distinct kinds of attention among the layers, with which a kernel has to be checked.
 
-    Their spans are narrowed to the lengths that the check uses.
+    Attention spans are narrowed to the sequence lengths that the check uses.
     """
     plain = LayerAttention(cache.head_dim**-0.5)
     found: dict[tuple[AttentionSpan | None, float | None, bool], LayerAttention] = {

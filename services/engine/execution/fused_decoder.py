@@ -52,7 +52,10 @@ class RmsNorm:
 
 
 class Layer:
-    """One decoder layer, which takes its weights out of `parts`. `then`: the norm that follows the layer."""
+    """One decoder layer in fused form. It takes the weights out of `parts`, the layer's modules.
+
+    `then`: the norm that follows this layer.
+    """
 
     def __init__(self, parts: LayerStructure, head_dim: int, then: Norm) -> None:
         self._index = parts.index

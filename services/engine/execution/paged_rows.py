@@ -41,7 +41,7 @@ class PagedRows:
 
     begin: int
     end: int
-    """End of these rows' tokens in the flat batch: they are [begin, end)."""
+    """Index behind the last of these rows' tokens in the flat batch. The rows' tokens are [begin, end)."""
     begins: torch.Tensor
     """Index at which each row's tokens begin among the tokens of these rows, and the end of the last row.
 

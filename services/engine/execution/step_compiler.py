@@ -71,7 +71,7 @@ class Build:
     numbers: torch.dtype
     """Dtype of keys and values."""
     products: torch.dtype
-    """Dtype of the numbers that are multiplied by weights."""
+    """Dtype of the inputs by which the compiled step multiplies weights."""
     weights: torch.dtype
     needs: tuple[str, ...]
     """Instruction sets that the CPU must have, by torch's names."""

@@ -53,7 +53,7 @@ class DecodeGroup:
 
     begin: int
     end: int
-    """End of these rows' tokens in the flat batch: they are [begin, end)."""
+    """Index behind the last of these rows' tokens in the flat batch. The rows' tokens are [begin, end)."""
     pages: torch.Tensor
     """Page ids of all rows, row after row, the same count for each row. Argument of the cache's `read`."""
     buffer: torch.Tensor
@@ -116,10 +116,11 @@ class AttentionMetadata:
     positions: torch.Tensor
     """Position of each token in its sequence, [1, T]."""
     write: torch.Tensor
-    """Row indices for the cache's `write`: [T * planes * kv heads], token by token, keys first."""
+    """Indices of the rows of the KV cache to which the step's keys and values are written: [T * planes * kv
+    heads], token by token, keys first. Argument of the cache's `write`."""
     groups: tuple[DecodeGroup | PagedRows, ...]
     only_group: DecodeGroup | PagedRows | None
-    """The group that contains all rows of the step, or None if there are others."""
+    """The only group of rows, if one group contains all rows of the step, else None."""
     continued: tuple[ContinuedRow, ...]
     firsts: tuple[FirstRow, ...]
     keep: torch.Tensor
@@ -257,7 +258,8 @@ def attention_mask(
 
 
 class _Read(NamedTuple):
-    """One read of pages in a layer, for rows [first, end) of the flat batch with equal numbers of pages."""
+    """One copy of pages that attention reads in each layer: those of the rows [first, end), which all have
+    the same number of pages. `table`: their page tables."""
 
     first: int
     end: int
@@ -265,9 +267,10 @@ class _Read(NamedTuple):
 
 
 def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
-    """Return the reads of pages in a step without a kernel that works on pages in place.
+    """Return the copies of pages that attention reads in a step, if no kernel reads pages in place.
 
-    The first `single_count` rows have one token each.
+    `laid`: the step's rows in the order of the batch. The first `single_count` have one token each.
+    `lengths`: pages of each row.
     """
     reads: list[_Read] = []
     first = 0
@@ -311,9 +314,10 @@ def _decode_group(
 def _continued_row(
     begin: int, end: int, pages: torch.Tensor, stop: int, positions: torch.Tensor, cache: PagedKvCache
 ) -> ContinuedRow:
-    """Return the layout of tokens [begin, end): a row that has earlier tokens in `pages`.
+    """Return the layout of a row with the tokens [begin, end) of the flat batch, whose earlier tokens are in
+    `pages`.
 
-    `stop`: position at which the row ends.
+    `stop`: position in the sequence at which the row ends.
     """
     buffer, keys, values = _read_buffer(pages, len(cache.group.heads), cache)
     masks = _masks(begin, end, stop, positions, cache)

@@ -21,7 +21,8 @@ THETA: Final = 10_000.0
 """Base of the rotary embeddings that applies if a GGUF file states none."""
 FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
-"""Prefixes of tensors that are no weights, but divide rotary frequencies, as do those of FREQUENCIES."""
+"""Prefixes of the names of tensors that divide rotary frequencies, for long and for short sequences. They are
+no weights."""
 LENGTHS: Final = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
 """Keys of factors that scale the length of rotated vectors. transformers has no setting for them."""
 YARN: Final = "yarn"
@@ -43,7 +44,8 @@ SLIDING: Final = "sliding_attention"
 LOWER_HALF: Final = 0xFFFF
 """Mask of the lower half of a float32's bits, which are 0 in a number that is exact in bfloat16."""
 ENDS: Final = ("eos", "eot", "eom")
-"""Parts of the GGUF keys of tokens that end a text, a turn, or a message that calls a tool."""
+"""Parts of the GGUF keys that name an end token: end of a text, of a turn, and of a message that calls a
+tool."""
 
 
 class Header:
@@ -74,7 +76,7 @@ class Header:
 
     @property
     def scaled(self) -> bool:
-        """Whether the GGUF file has factors of rotary frequencies that are not all 1."""
+        """Whether the GGUF file divides any rotary frequency by a factor other than 1."""
         tensors = (each for each in self._file.tensors if each.name.startswith(FREQUENCIES))
         return any(number != 1 for each in tensors for number in each.data.flatten().tolist())
 

@@ -22,7 +22,7 @@ These are the 27B models, as llama.cpp knows them. No file states it. All others
 PRE_SCALE: Final = "query_pre_attn_scalar"
 ALIBI_BIAS: Final = 8.0
 GATINGS: Final[Mapping[str, int]] = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2, "gpt_oss": 3}
-"""Numbers by which llama.cpp names the gating function of experts, by transformers' model type."""
+"""Number by which a GGUF file states the gating function of its experts, by transformers' model type."""
 SHOWN_CHARACTERS: Final = 40
 PREFIX: Final = "{arch}."
 
@@ -61,8 +61,8 @@ class Rule:
     The first one that the configuration's class declares counts.
     """
     plain: tuple[Any, ...] = ()
-    """Values of the setting that change nothing. They are accepted if the configuration has no such
-    attribute."""
+    """Values of the setting that have no effect on results. They are accepted even if the transformers
+    configuration has no attribute for the setting."""
     read: Callable[[Any], Any] | None = None
     """Function that computes the setting's value from a transformers configuration, used instead of
     `names`."""
@@ -149,7 +149,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _pre_scale(header: Settings, config: Any) -> int:
-    """Return the number of which Gemma's attention scale is 1 / sqrt."""
+    """Return the number n for which the attention scale of a Gemma model is 1 / sqrt(n)."""
     scale = header.settings.get("attention.scale")
     if isinstance(scale, float) and scale > 0:
         return max(1, round(scale**-2))  # a value that differs from the file's is refused

@@ -52,8 +52,8 @@ HEEDED: Final = frozenset(
     | {"dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
     | {"logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 )
-"""Names of arguments of an attention call that are checked one by one, or that change nothing in
-inference."""
+"""Names of the arguments of an attention call that the probe knows: their values are checked, or they change
+nothing in inference."""
 OPTION_NAMES: Final = {
     MASK: "an attention mask of its own",
     "is_causal": LATER,
@@ -64,8 +64,8 @@ COUNTING: Final = "positions that it counts by itself, or tokens that see others
 TOLERANCES: Final = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest relative difference between two test passes that counts as agreement, by number format."""
 ROUNDING: Final = {"float32": 1e-5, "bfloat16": 0.004}
-"""Largest accepted relative difference in the first layer, in which hardly anything is rounded, by number
-format."""
+"""Largest accepted relative difference of queries, keys and values in the first layer, in which hardly
+anything is rounded, by number format."""
 CONTRAST: Final = 4
 """Least factor by which wrong positions must differ more than right ones in the first layer."""
 PROBED: Final = 8
@@ -99,8 +99,8 @@ def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -
 
 @contextmanager
 def recording_masks() -> Iterator[None]:
-    """Make transformers implementations with our attention pass masks that know their mask function, within
-    the context.
+    """Context manager in which transformers implementations pass a ProbedMask to our attention, which knows
+    its mask function.
 
     Outside of it they pass no masks.
     """
@@ -124,16 +124,16 @@ def _probed_mask(*, mask_function: MaskFunction, q_length: int, kv_length: int, 
 
 
 class CountedPositions:
-    """Cache without contents that tells a transformers implementation how many tokens precede a step's first
-    one."""
+    """Stand-in for a KV cache, without contents, from which a transformers implementation reads how many
+    tokens precede a step."""
 
     is_compileable = False
 
     def __init__(self, before: int | torch.Tensor) -> None:
-        """Store the number of tokens `before` the step.
+        """Store how many tokens precede the step: `before`.
 
-        If a step has several sequences, it is a number for each token: its position minus its index in the
-        step.
+        If a step has several sequences, `before` is a tensor with a number for each token: the token's
+        position minus its index in the step.
         """
         self._before = before
         self.layers: list[object] = []
@@ -157,9 +157,13 @@ class AttentionProbe:
         self._calls: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._needs: list[str] = []
         self.attention: dict[int, LayerAttention] = {}
-        """Attention options by layer. Their spans are known after a pass within `recording_masks`."""
+        """Options of each layer's attention call (scaling, soft cap, sinks, span), by layer id.
+
+        The span is the part of the context to which a token attends. It is known after a pass within
+        `recording_masks`.
+        """
         self._windows: dict[int, int] = {}
-        """Sliding windows in tokens that attention calls state in addition to their masks, by layer."""
+        """Sliding window in tokens that a layer's attention call states besides its mask, by layer id."""
 
     def __call__(
         self,
@@ -243,7 +247,8 @@ class AttentionProbe:
         return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
 
     def like(self, other: "AttentionProbe", dtype: str) -> bool:
-        """Return whether each layer got the same queries, keys and values as in the pass of `other`."""
+        """Return whether each layer got the same queries, keys and values as in the pass that `other`
+        recorded."""
         return self._calls.keys() == other._calls.keys() and all(
             gap(mine, its) <= ROUNDING[dtype] for mine, its in self._pairs(other)
         )
@@ -257,10 +262,12 @@ class AttentionProbe:
     def _placed(
         self, whole: "AttentionProbe", counted: "AttentionProbe", order: torch.Tensor, dtype: str
     ) -> bool:
-        """Return whether each layer's queries, keys and values are those at the tokens' positions in `whole`.
+        """Return whether queries, keys and values in this pass are those that `whole` has at the same
+        positions.
 
-        The first layer, in which hardly anything is rounded, has to be much closer to that than to `counted`.
-        Some position embeddings are small compared with those of tokens.
+        `whole` computed the tokens as one sequence, and `counted` as if a step's positions began at 0. In the
+        first layer, in which hardly anything is rounded, this pass has to be much closer to `whole` than to
+        `counted`. Some position embeddings are small compared with those of tokens.
         """
         gaps = [
             (gap(mine, its[:, :, order]), gap(mine, other))
@@ -276,8 +283,8 @@ class AttentionProbe:
 
 
 def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the norm of the difference of `seen` and `right`, relative to `right`. 0 if a number is not
-    finite."""
+    """Return the relative difference of two tensors: the norm of `seen - right`, divided by the norm of
+    `right`. 0 if the result is not a number."""
     difference = float((seen.float() - right.float()).norm() / right.float().norm())
     return 0.0 if isnan(difference) else difference
 

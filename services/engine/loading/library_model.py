@@ -63,8 +63,8 @@ class LibraryModel:
         self.dtype = dtype
         self.device = device
         self.quantized = None if quantized is None else dict(quantized)
-        """Quantized weights by linear layer, if steps multiply them as such, else None. Only a compiled step
-        can."""
+        """Quantized weights by linear layer, if steps multiply by the codes, which only a compiled step can.
+        Else None."""
         self.module = module
         """The transformers implementation, or this pipeline stage of it. None after `release`."""
         self._shard = shard
@@ -94,7 +94,7 @@ class LibraryModel:
             for each in module.modules()
             if isinstance(each, torch.nn.Linear)
         )
-        """Number of linear layers by their shape [out, in]."""
+        """Number of the model's linear layers of each weight shape, by (out, in)."""
 
     def logits(
         self,
@@ -136,8 +136,8 @@ class LibraryModel:
         return structure
 
     def exactly(self) -> AbstractContextManager[None]:
-        """Make the transformers implementation, if it has the common structure, compute in float32 within the
-        context."""
+        """Context manager in which the transformers implementation computes in float32. It needs the common
+        decoder structure."""
         return exactly(self.module, self.quantized or {})
 
     def weights(self) -> list[torch.Tensor]:
@@ -152,8 +152,8 @@ class LibraryModel:
         self.module = None
 
     def reload(self) -> None:
-        """Load the transformers implementation again after `release`. Raises the errors of loading a
-        model."""
+        """Load the transformers implementation and its weights again, after `release` has dropped them.
+        Raises the errors of loading a model."""
         if self._load is None:
             raise AssertionError("a rank's part of a model was released")
         self.module = self._load()
@@ -161,8 +161,8 @@ class LibraryModel:
     def _check_over_pages(self, module: Any) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
         """Check that the transformers implementation computes with our attention.
 
-        Returns its sizes and its attention options by layer, and the number of logits. Raises
-        UnsupportedModel.
+        Returns the sizes of its attention, the attention options by layer id, and the width of its logits.
+        Raises UnsupportedModel.
         """
         facts, device, shard = self.facts, self.device, self._shard
         probe, whole, counted = (AttentionProbe(facts.context_length) for _ in range(3))

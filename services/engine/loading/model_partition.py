@@ -72,24 +72,27 @@ QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
 ALL_HEADS: Final = "qkv_proj"
 """Name of a projection that joins queries, keys and values, in this order."""
 PAIR: Final = "gate_up_proj"
-"""Name of a projection that joins gate and up."""
+"""Name of the linear layer that joins the gate and up projections of a feed-forward block."""
 FED: Final = {"o_proj": QUERIES, "out_proj": QUERIES, "down_proj": (PAIR,)}
-"""Projections whose input is the divided output of other projections: names of these, by their own name."""
+"""Names of the divided projections whose results are the input of another projection, by the name of that
+other one."""
 COMMON: Final[Mapping[str, Mapping[str, str]]] = {
     "self_attn": {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS, "out_proj": ROWS}
     | {"gate_proj": COLUMNS, "sinks": COLUMNS},
     "mlp": {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS},
 }
-"""Tensor-parallel plan, by part of a layer, used if the transformers implementation's own plan leaves that
-part whole.
+"""Tensor-parallel styles of linear layers by their names, for the attention and the feed-forward block of a
+layer.
 
-The part consists of these modules, and of norms over a head.
+They are used if the transformers implementation's own plan does not divide that block. The block must have no
+other weights, except norms over a single head.
 """
 COUNTS: Final = {
     "query_heads": ("num_heads", "num_attention_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
 }
-"""Names of the attributes in which an attention module may store its numbers of heads."""
+"""Names of the attributes in which attention modules may store their numbers of query heads and of KV heads.
+"""
 
 
 def partition_stages(name: str, module: Any, shard: RankShard) -> Any:
@@ -341,8 +344,8 @@ def _common_plan(text: Any, plan_entries: Mapping[str, str], head_dim: int) -> d
 
 
 def _parts(part: nn.Module, head_dim: int) -> set[str]:
-    """Return the names of the child modules of `part` that have weights other than those of norms over one
-    head."""
+    """Return the names of the child modules of `part` that have weights. Norms over a single head do not
+    count."""
     paths = (path for path, weight in part.named_parameters() if weight.shape != (head_dim,))
     return {path.partition(".")[0] for path in paths}
 
@@ -364,7 +367,8 @@ def _pattern(path: str) -> str:
 
 
 def _with_weights(module: Any, named: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the child modules of `module` that have parameters and whose names are not in `named`."""
+    """Yield the name and the module of each child of `module` that has parameters and is not among the names
+    in `named`."""
     for child, submodule in module.named_children():
         if child not in named and next(submodule.parameters(), None) is not None:
             yield child, submodule

@@ -162,10 +162,11 @@ def sum_results(module: nn.Module, link: RankLink) -> None:
 
 
 def dispatch_experts(experts: Any, own: range, link: RankLink) -> None:
-    """Make `experts` compute only tokens that are routed to the experts `own` on this rank, and sum over
-    ranks.
+    """Make the module `experts` compute only this rank's experts, whose ids are `own`, and sum its results
+    over ranks.
 
-    Tokens routed to other experts get no weight, and the id of no expert.
+    For a token that is routed to an expert of another rank, the router's weight becomes 0, and the expert's
+    id becomes one that the module skips.
     """
 
     def routed(

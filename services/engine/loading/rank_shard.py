@@ -28,7 +28,7 @@ class RankLink:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Exchange nothing with other ranks within the context."""
+        """Context manager in which this rank exchanges nothing with other ranks."""
         rank_group, self.rank_group, self.is_cut = (
             self.rank_group,
             LocalCollectives(self.rank_group.topology, self.rank_group.rank),
@@ -56,7 +56,7 @@ class RankShard:
 
     @property
     def has_logits(self) -> bool:
-        """Whether this rank gets all logits."""
+        """Whether this rank gets the logits of the whole vocabulary, as one rank of the worker does."""
         return self.last and self.tensor_rank == 0
 
     @property
@@ -69,7 +69,8 @@ class RankShard:
 
     @property
     def seen(self) -> Geometry:
-        """Sizes of attention on this rank: those of the whole model with this rank's numbers of heads."""
+        """Sizes of attention as this rank computes it: those of the whole model, but with this rank's numbers
+        of heads."""
         return replace(
             self.whole,
             query_heads=self.whole.query_heads // self.tensor_ranks,
@@ -103,7 +104,7 @@ def find_rank_shard(name: str, config: Any, rank_group: Collectives) -> RankShar
 
 
 def _geometry(name: str, config: Any) -> Geometry:
-    """Return the sizes of attention according to the configuration, before anything is loaded."""
+    """Return the sizes of attention that the configuration states: numbers of layers and heads, head size."""
     layers, queries, hidden = (
         getattr(config, key, None) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )

@@ -1,8 +1,8 @@
 """Rotary frequencies of models that choose them by the length of a sequence.
 
 Pages hold rotated keys, sequences of any length share them, and a step has sequences of many lengths. So one
-set of frequencies is used: those for the length of the context. The transformers library chooses again in
-each step, and finds the same ones.
+set of frequencies is used: those for the context length, the most tokens that a sequence may have. The
+transformers library chooses again in each step, and finds the same ones.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,10 @@ BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_msca
 
 
 def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
-    """Leave in the transformers `config` only the rotary factors for a context of `context_length` tokens.
+    """Leave in the transformers `config` only the rotary factors for the model's longest sequences.
 
-    Raises UnsupportedModel if no factors are valid for all lengths.
+    `context_length`: most tokens of a sequence. Raises UnsupportedModel if no factors are valid for all
+    lengths.
     """
     text = text_of(config)
     for rotation in _rotations(text):

@@ -25,9 +25,9 @@ from baton.models.model_facts import ModelFacts, UnsupportedModel
 WHOLE: Final = 24
 """Number of tokens of each of the two test sequences."""
 CHUNKS: Final = ((0, 13), (13, 20), (20, 21), (21, WHOLE))
-"""Chunks (begin, end) in which each test sequence is computed, in token positions."""
+"""Ranges [begin, end) of token positions, the chunks in which the check computes each test sequence."""
 LAST: Final = 4
-"""Number of tokens at the end of the context that the transformers implementation has to compute in the
+"""Number of the last positions of the context that the transformers implementation has to compute in the
 check."""
 
 

@@ -52,36 +52,41 @@ QUANTIZED_TOLERANCES: Final = {**TOLERANCES, "bfloat16": 0.03}
 """Largest accepted relative differences with quantized weights, which are multiplied in float32, by number
 format."""
 ROUNDINGS: Final = 2
-"""Factor of rounding: our result may differ by this many times the difference that rounding makes to the
-transformers implementation.
+"""Factor of the tolerance for rounding, which applies if it exceeds the fixed tolerance.
 
-It counts if it exceeds the fixed tolerance.
+Our result may differ from the exact one by this many times the error that rounding to the model's number
+format causes in the transformers implementation.
 """
 EXACT: Final = "float32"
 FAILURES: Final = (RuntimeError, ValueError, TypeError, LookupError)
-"""Errors of an execution that cannot compute the model on this machine."""
+"""Classes of the errors that an execution raises if it cannot compute the model on this machine."""
 PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
-"""Token positions (start, stop) that each test step computes of the long sequence, and of the short one."""
+"""Token positions [start, stop) that each test step computes. The first pair is of the long test sequence, a
+second pair is of the short one."""
 MORE: Final = 32
-"""Extra tokens of the long test sequence if a layer has a window, so that some tokens precede all windows."""
+"""Tokens by which the long test sequence is longer if a layer has a window, so that its first tokens lie
+outside every window."""
 NARROW: Final = 11
-"""Most tokens of a window in the comparison, so that some tokens attend to only a part of the sequence."""
+"""Tokens to which wider attention windows are narrowed in the comparison, so that some tokens attend to only
+a part of the test sequence."""
 EARLY: Final = 2
-"""Number of test steps at the beginning of the context.
+"""Number of test steps whose tokens are computed at their own positions, from 0 on.
 
-Later steps are rotated as if they came at its end, but attend to no more tokens than there are.
+In later steps the positions are shifted to the end of the context, but tokens attend to no more tokens than
+there are.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Results of the transformers implementation that an execution has to reproduce."""
+    """Results of the test steps by the transformers implementation, which a faster execution has to
+    reproduce."""
 
     answers: list[torch.Tensor]
     tolerance: float
-    """Largest accepted relative difference between the results of an execution and these."""
+    """Largest accepted relative difference between the results of an execution and `answers`."""
 
 
 class BatchedExecution:
@@ -96,7 +101,7 @@ class BatchedExecution:
         weight_bytes: int,
         decoder: FusedDecoder | None = None,
     ) -> None:
-        """Store the function `compute` and the `decoder` behind it, or None if the transformers
+        """Store the function `compute`, and the fused `decoder` that it calls. It is None if the transformers
         implementation computes.
 
         `spans`: attention spans by layer id.
@@ -342,10 +347,8 @@ def _rounded(
     keep: torch.Tensor,
     attention: PagedAttention,
 ) -> torch.Tensor | None:
-    """Compute the transformers implementation's logits, with keys and values rounded to `kept_in` before they
-    reach the
-    pages.
-    """
+    """Return the logits of the transformers implementation if keys and values are rounded to `kept_in`, the
+    dtype of the pages, before they are stored."""
 
     def attend(
         module: torch.nn.Module,

@@ -17,8 +17,9 @@ SINGLE_EXPERTS: Final = {
     "llama4_text": ("feed_forward.experts", True),
     "qwen3_vl_moe": ("mlp.experts", False),
 }
-"""Path of the experts, and whether transformers stores them as [in, out], by its model type.
+"""Experts that quantized files store one by one, by transformers' model type.
 
+An entry has the path of the module of experts, and whether transformers stores their weights as [in, out].
 Files with single experts have [out, in].
 """
 

@@ -40,10 +40,10 @@ def maker_of(config: Any) -> Any:
 
 
 def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | None:
-    """Return the attention that a transformers implementation of `config` is to use: our function's name, for
-    its text part.
+    """Return the setting by which transformers chooses the attention of an implementation of `config`.
 
-    Returns None for the implementation's own attention, if not `ours`.
+    It is the name of our attention function, or for a multimodal model a dictionary that gives the name to
+    its text part alone. If `ours` is false it is None, for the implementation's own attention.
     """
     if not ours:
         return None

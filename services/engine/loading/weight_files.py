@@ -87,7 +87,8 @@ def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
 
 
 def plain_sources(weights: Weights) -> dict[str, Source]:
-    """Return the sources of weights that have the same names as the model's parameters."""
+    """Return a source for each weight, by name, for a model whose parameters have the same names as the
+    weights in its files."""
     return {name: FileWeight(weights, name) for name in weights.names}
 
 
@@ -125,12 +126,12 @@ def _may_lack(module: Any, path: str) -> bool:
 
 
 def _ties(module: Any) -> dict[str, str]:
-    """Return for each tied weight the name of the weight to which it is tied, by name."""
+    """Return the name of the weight to which each tied weight is tied, by the name of the tied weight."""
     return dict(getattr(module, "all_tied_weights_keys", None) or {})
 
 
 def _tied(module: Any) -> dict[str, str]:
-    """Return the ties of weights in both directions: each of two tied weights has the other's name."""
+    """Return, for each of two weights that are tied, the name of the other one, by name."""
     ties = _ties(module)
     return ties | {source: target for target, source in ties.items()}
 

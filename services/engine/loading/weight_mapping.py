@@ -16,7 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from baton.engine.loading.single_experts import joining_single_experts
 
 Box = tuple[range, ...]
-"""Selected indices along each dimension of a weight."""
+"""Selected indices of a weight, as one range for each dimension."""
 
 
 class UnknownOperation(Exception):
@@ -40,7 +40,7 @@ class Cut:
         return sum(map(len, self.ranges))
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that this part has, taken from a weight of the given `shape`."""
+        """Return the shape of this part, cut out of a weight of the given `shape`."""
         return (*shape[: self.dim], len(self), *shape[self.dim + 1 :])
 
 
@@ -61,7 +61,7 @@ class Source(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def names(self) -> list[str]:
-        """Names of the weights in files that make this one."""
+        """Names of the weights in the model's files from which this source is made."""
 
     def into(self, out: torch.Tensor, box: Box) -> None:
         """Copy the numbers at the indices in `box` to `out`, which has the shape of `box`. Raises
@@ -109,7 +109,7 @@ class FileWeight:
 
 
 def _span(places: range) -> range:
-    """Return the contiguous range from the first to the last of some ascending indices."""
+    """Return the range without gaps from the first to the last of the ascending indices `places`."""
     return range(places[0], places[-1] + 1) if places else range(0)
 
 
@@ -167,7 +167,7 @@ class Joined:
 
 
 def _before(border: int, places: range) -> int:
-    """Return the count of the ascending indices `places` that are before `border`."""
+    """Return how many of the ascending indices `places` are less than `border`."""
     return len(range(places.start, min(places.stop, border), places.step))
 
 
@@ -228,7 +228,7 @@ class ConvertedParameter:
 
     converter: Any
     target: str
-    """Name of the first of these parameters."""
+    """Name of the parameter that the converter makes, or of the first one if it makes several."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of all parameters of the transformers implementation, by name."""
     config: Any
@@ -376,7 +376,8 @@ WALKS: Final[Mapping[type, Callable[[Any, Parts, ConvertedParameter], Parts]]] =
     library.Interleave: _deinterleaved,
     **({library.Split: _split} if hasattr(library, "Split") else {}),
 }
-"""Functions that apply an operation of the library to sources instead of tensors, by the operation's class.
+"""Functions that apply an operation of transformers' weight conversion to sources instead of tensors, by the
+operation's class.
 
 transformers 5.19 has no `Split`.
 """

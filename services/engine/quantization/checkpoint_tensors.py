@@ -26,9 +26,11 @@ CODES: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I3
 """Stored types of tensors that may contain quantized codes instead of plain weights, as safetensors spells
 them."""
 WHOLE: Final = frozenset({"I8", "U8", "I32", "U32"})
-"""Types in CODES that may also be those of a mask or an index table."""
+"""Types in CODES that a mask or an index table may have, too. A tensor of such a type need not contain codes.
+"""
 WEIGHTS: Final = frozenset({"weight", "qweight", "qzeros", "weight_packed"})
-"""Suffixes of tensors that are neither mask nor index table, so that integers in them are codes."""
+"""Suffixes of the names of tensors that contain weights. Integers in such a tensor are quantized codes,
+because it is neither a mask nor an index table."""
 COMPUTED: Final = frozenset(
     {"input_scale", "activation_scale", "input_global_scale", "output_scale"}
     | {"k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale"}
@@ -101,7 +103,8 @@ class CheckpointTensors:
             self.packed[target] = weight
 
     def _part(self, name: str) -> TensorSource:
-        """Return a tensor that belongs to a weight. Raises KeyError with its name if it is missing."""
+        """Return the tensor `name`, and note that it is a part of a weight. Raises KeyError with the name if
+        there is no such tensor."""
         if name not in self._types:
             raise KeyError(name)
         self._taken.add(name)

@@ -12,7 +12,8 @@ from typing import Final, Protocol
 import torch
 
 STRIP: Final = 2**22
-"""Most numbers of a weight that are dequantized at once, unless rows that belong together have more."""
+"""Most numbers of a weight that are dequantized at once. Rows that can only be dequantized together may have
+more."""
 
 
 class PartsMismatch(Exception):
@@ -48,10 +49,10 @@ class PackedWeight(Protocol):
         """
 
     def within(self, columns: range) -> "tuple[PackedWeight, int]":
-        """Return a smaller weight that contains `columns` of this two-dimensional one, and the index of the
-        first.
+        """Return a smaller weight that covers the input columns `columns` of this two-dimensional weight. It
+        may have more columns.
 
-        Raises PartsMismatch.
+        Also returns the index in the smaller weight of the first of `columns`. Raises PartsMismatch.
         """
 
 

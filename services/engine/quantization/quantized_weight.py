@@ -14,9 +14,10 @@ import torch
 GROUP: Final = 32
 """Consecutive numbers of a row that share a scale, in weights quantized by this module."""
 GROUPS: Final = (16, 32)
-"""Sizes of groups that share a scale, in numbers of a row, which the compiled step supports."""
+"""Numbers of consecutive elements of a row that may share a scale, so that the compiled step supports it."""
 LARGEST: Final = {8: 127, 4: 15}
-"""Largest code, by the number of its bits. Codes of 8 bits are signed."""
+"""Largest value of a quantized code, by the bits of a code. Codes of 8 bits are signed, those of 4 bits are
+not."""
 MIDDLE: Final = 8
 """Code of 4 bits that stands for the number 0, in weights without least numbers."""
 ROWS_A_TIME: Final = 1024

@@ -15,7 +15,7 @@ FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2
 EXPONENT_BIAS: Final = 127
 """Bias of a scale that is stored as an exponent alone (E8M0)."""
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Position in a word of AWQ at which each of eight neighbouring columns is stored."""
+"""Position in a 32-bit word of AWQ at which each of eight neighbouring columns is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class ScaledWeight:
     numbers: TensorSource
     scale: TensorSource
     block: tuple[int, int] | None = None
-    """Rows and columns of a block that is a rectangle, else None. The last blocks may be smaller."""
+    """Size (rows, columns) of the blocks that share a scale, if they are rectangles, else None. The last
+    blocks may be smaller."""
     zero: TensorSource | None = None
 
     @property
@@ -61,8 +62,8 @@ class ScaledWeight:
         return some, columns.start - numbers.start
 
     def _spread(self, scale: TensorSource, start: int, stop: int) -> torch.Tensor:
-        """Return the scales of the rows [start, stop), repeated so that they can be broadcast to the rows'
-        numbers."""
+        """Return the scale of each number in the rows [start, stop), in a shape that broadcasts to these
+        rows."""
         if prod(scale.shape) == 1:
             return _plain(scale.whole()).reshape(())
         high, wide = self._blocks()
@@ -78,7 +79,7 @@ class ScaledWeight:
         return values.repeat_interleave(wide, -1)[..., : self.shape[-1]]
 
     def _blocks(self) -> tuple[int, int]:
-        """Return the numbers of rows and columns that share a scale. Raises PartsMismatch."""
+        """Return the size (rows, columns) of the blocks whose numbers share a scale. Raises PartsMismatch."""
         shape, shape_of_scales = self.shape, self.scale.shape
         if prod(shape_of_scales) == 1:
             return 1, shape[-1]
@@ -100,7 +101,8 @@ def _covering(columns: range, wide: int) -> range:
 def _covering_groups(
     columns: range, size: int, groups: int, step: int = 1
 ) -> tuple[range, range, int] | None:
-    """Return the groups that cover `columns`, their words, and the index of the first column among theirs.
+    """Return the groups that cover `columns`, the words that contain them, and the index of the first of
+    `columns` among the covered columns.
 
     `size`: number of all columns. `groups`: number of groups. `step`: numbers in a word. Returns None if a
     group does not fill whole words.
@@ -114,9 +116,9 @@ def _covering_groups(
 
 
 def _side(size: int, scales: int, block: int) -> int:
-    """Return how many neighbouring numbers of `size` share one of `scales`, or 0 if these do not fit.
+    """Return how many neighbouring numbers along one dimension share a scale, or 0 if the counts do not fit.
 
-    `block`: the stated number, or 0 if none is stated.
+    `size`, `scales`: numbers and scales in the dimension. `block`: the result if the file states it, or 0.
     """
     if block:
         return block if -(-size // block) == scales else 0
@@ -136,9 +138,11 @@ class CompressedTensorsWeight:
     bits: int
     columns: int
     zero: TensorSource | None = None
-    """Zero points [out, groups], packed along the columns. None for the middle of the range."""
+    """Zero points [out, groups], packed along the columns. None if every zero point is the middle of the
+    codes' range."""
     group_of: TensorSource | None = None
-    """Group index of each column, or None if the columns of a group are neighbours."""
+    """Group index of each input column, as a tensor in the file. None if the columns of a group are
+    neighbours."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -190,7 +194,7 @@ class GptqWeight:
     scales: TensorSource
     bits: int
     added: int
-    """Number that is added to every stored zero point: 1 in the first version of the format, else 0."""
+    """Number to add to every stored zero point: 1 in the first version of GPTQ's format, else 0."""
     group_of: TensorSource | None = None
 
     @property
@@ -282,7 +286,8 @@ class Fp4Weight:
     scale: TensorSource
     whole: TensorSource | None = None
     divides: bool = False
-    """Whether to divide by the tensor's scale, as in compressed-tensors. ModelOpt multiplies by it."""
+    """Whether the numbers are divided by the scale of the whole tensor, as in compressed-tensors. In
+    ModelOpt's format they are multiplied by it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -347,15 +352,15 @@ def _fp4(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales in float32. A byte is an exponent of 2."""
+    """Return `scale` in float32. A scale that is stored as a byte is an exponent of 2 (E8M0)."""
     if scale.dtype is torch.uint8:
         return torch.exp2(scale.float() - EXPONENT_BIAS)
     return scale.float()
 
 
 def _integers(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the integers of `bits` bits in each word, the lowest first, side by side in the last
-    dimension."""
+    """Unpack `words`: return their integers of `bits` bits, the lowest bits of a word first, side by side in
+    the last dimension."""
     shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(-2)
 

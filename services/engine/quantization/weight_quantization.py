@@ -26,7 +26,7 @@ BITS: Final = {Quantize.INT8: 8, Quantize.INT4: 4}
 OF_THE_HEAD: Final = 8
 """Least bits of the model's head, since every token's probability depends on it."""
 ELSE: Final = 8
-"""Bits to which weights are quantized for which a GGUF file has no usable blocks."""
+"""Bits per code of a quantized weight for which the GGUF file has no usable blocks."""
 
 
 @dataclass(frozen=True, slots=True)
