@@ -84,9 +84,10 @@ class PageSum:
     stop: int
     """Token position up to which pages are included. At first the position where the checksum starts."""
     here: dict[GroupHead, int] = field(default_factory=dict)
-    """Checksums over the layers on this rank, by KV group and KV head. Modulo 2**64."""
+    """Checksums over the layers on this rank, by (KV group index, KV head id), modulo 2**64."""
     everywhere: dict[GroupHead, int] | None = None
-    """Checksums over all ranks, by KV group and KV head. None until a token is sampled for the sequence."""
+    """Checksums over all ranks, by (KV group index, KV head id). None until a token of the sequence is
+    sampled."""
 
     def add(self, summed: abc.Mapping[GroupHead, int], stop: int) -> None:
         """Extend the checksum to position `stop`. `summed`: checksums of the new positions, by KV head."""
@@ -96,11 +97,11 @@ class PageSum:
 
     @property
     def total(self) -> int:
-        """Checksum of the sequence's pages over all KV heads and layers on this rank."""
+        """Checksum of the sequence's pages over all KV heads and layers on this rank, modulo 2**64."""
         return sum(self.here.values()) & WORD
 
     def of(self, heads: abc.Iterable[GroupHead]) -> int:
-        """Return the checksum over all ranks for KV heads. Raises ValueError before a token was sampled."""
+        """Return the checksum of these heads over all ranks. Raises ValueError before a token was sampled."""
         if self.everywhere is None:
             raise ValueError("a sum of pages is asked for before all ranks have told theirs")
         return sum(self.everywhere.get(head, 0) for head in heads) & WORD
@@ -111,7 +112,7 @@ class PromptScores:
     """Log-probabilities of a sequence's prompt tokens, from the second token on (`prompt_logprobs`)."""
 
     values: list[Score] = field(default_factory=list)
-    """Scores of the prompt tokens at positions 1, 2, … that are computed so far. The same on all ranks."""
+    """Log-probabilities of the prompt tokens at positions 1, 2, … computed so far, the same on all ranks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,13 +128,13 @@ class Proposal:
     forced: int = 0
     """Number of leading draft tokens that the grammar forces: it allows no other (`forced-is-drawn`)."""
     wanted: int = 0
-    """Most tokens that the draft model should draft. Set by the worker before a step."""
+    """Most tokens that the draft model should draft next. Set by the worker before a step."""
     over: bool = False
     """Whether drafting is over: the sequence has ended, or the draft model cannot read it."""
     spent_us: int = 0
     """Microseconds by which the draft model delayed the last step, for all its sequences together."""
     draft_us: int = 0
-    """Microseconds of the draft model for one token drafted in the last step. 0 if it drafted none."""
+    """Average time of the draft model for one token drafted in the last step, in microseconds. 0 for none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -212,7 +213,8 @@ class Row:
 
     @property
     def scored(self) -> range:
-        """Positions of this row whose logits score the next prompt token (`scored-is-computed`)."""
+        """Positions whose logits score the next prompt token. Empty if no scores are wanted
+        (`scored-is-computed`)."""
         scores = self.sequence.scores
         if scores is None:
             return range(0)
@@ -343,8 +345,8 @@ class EngineFacts:
     """Whether a request's tokens depend neither on the other rows of its steps, nor on how its prompt was
     divided into chunks."""
     chunked_prompts: bool = True
-    """Whether a row of several tokens may begin behind position 0, as chunked prefill needs. If not, a prompt
-    is one row, without cached prefixes, further choices, prompt log-probabilities or drafts."""
+    """Whether a prompt may be split into several rows (chunked prefill). If not, it is one row, without
+    cached prefixes, further choices, prompt log-probabilities or drafts."""
 
 
 class Engine(Steps, Protocol):

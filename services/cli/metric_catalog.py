@@ -116,8 +116,8 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
     ("baton_build_info", "rank"): "`0` leads",
     ("baton_http_requests_total", "route"): "path templates that are served, or `none`",
 }
-"""Labels whose values are unknown before a process runs, as (metric, label), with a description of the
-values."""
+"""Description of the values of each label whose values are unknown before a process runs, by (metric, label).
+"""
 
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}

@@ -85,7 +85,7 @@ class Fitted:
     """A part of the screen that has a wide and a narrow form, chosen by the terminal's width."""
 
     def __init__(self, draw: Callable[[bool], RenderableType]) -> None:
-        """Make the part. `draw`: draws it, with whether the terminal is wide as its argument."""
+        """Make the part. `draw`: function that draws it, given whether the terminal is wide."""
         self._draw = draw
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

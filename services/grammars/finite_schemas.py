@@ -5,7 +5,7 @@ that may fit are collected from the leaves up, until none is added (a least fixe
 keyword counts as fitting, so that only certain cases are refused. So does a malformed one, which compilation
 refuses by name.
 
-Pure: no input or output.
+No I/O, clock or threads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,8 @@ class _Search:
         self._has_grown = True
 
     def finds(self) -> bool:
-        """Return whether a finite value fits the root schema. Repeats passes until no type is added."""
+        """Return whether a finite value fits the root schema. Passes over the schema are repeated until none
+        finds a further type."""
         while self._has_grown:
             self._has_grown = False
             self._looked_at = {"#"}

@@ -1,6 +1,6 @@
 """Access to the subschemas of a JSON schema and to the targets of its references.
 
-Pure: no input or output.
+No I/O, clock or threads.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -23,7 +23,7 @@ _WORDS: Final = {2: torch.int16, 4: torch.int32}
 
 
 class Pages(Protocol):
-    """The part of `baton.inference.kv_memory.KvCache` that a checksum reads."""
+    """Attributes of `baton.inference.kv_memory.KvCache` that a page checksum reads."""
 
     @property
     def group(self) -> KvGroup: ...
@@ -59,10 +59,11 @@ class PageSummer:
         return sum(self.by_head(table, start, stop).values()) & WORD
 
     def by_head(self, table: Sequence[int], start: int, stop: int) -> dict[int, int]:
-        """Return the checksum of token positions [start, stop) for each KV head on this rank, by the head's
-        id.
+        """Return the checksum of the KV at token positions [start, stop), by the id of each KV head on this
+        rank.
 
-        A page with an encoding counts as a whole if its first position is in [start, stop).
+        `table`: the sequence's page indices, from position 0 on. A page in an engine's own encoding cannot be
+        divided. It counts as a whole if its first position is in [start, stop).
         """
         heads = self._group.heads
         start, stop = -(-start // self._page_tokens), -(-stop // self._page_tokens)
@@ -107,9 +108,10 @@ class PageSummer:
 
 
 def summed_group(group: KvGroup) -> KvGroup:
-    """Return the geometry in which the checksum reads a KV group.
+    """Return `group` with the page layout that the checksum uses.
 
-    A page with an encoding is read as one position with one vector. Other groups are read as they are.
+    A page in an engine's own encoding is treated as one position with one vector of bytes. Other groups are
+    returned unchanged.
     """
     if group.encoding == PLAIN:
         return group

@@ -55,8 +55,8 @@ class DeviceWrites:
 
     supported: bool
     ordering: int
-    """Degree to which the GPU orders such writes itself. From OWNER on, work on the GPU reads them in
-    order."""
+    """How far the GPU itself orders a network card's writes, as a value of the CUDA attribute ORDERING. From
+    OWNER on, work on the GPU reads these writes in order."""
     flushed_by_a_call: bool
 
 

@@ -152,7 +152,11 @@ def add_page_sums(rank_group: Collectives, whole: KvLayout, sums: abc.Sequence[P
 
 
 def _counted(rank_group: Collectives, whole: KvLayout) -> abc.Iterator[GroupHead]:
-    """Yield the KV heads whose checksums this rank contributes: those on no earlier tensor-parallel rank."""
+    """Yield the KV heads whose checksums this rank adds to the sum over all ranks, as (KV group index, head
+    id).
+
+    If several ranks hold a head, only the first of them adds its checksum.
+    """
     ranks = range(rank_group.rank - rank_group.topology.coordinates(rank_group.rank).tensor, rank_group.rank)
     before = {head for rank in ranks for head in rank_layout(whole, rank_group.topology, rank).heads}
     own_heads = rank_layout(whole, rank_group.topology, rank_group.rank).heads

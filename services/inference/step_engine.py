@@ -48,7 +48,7 @@ WARM_UP_TOKENS: Final = 64
 
 @contextmanager
 def _device_loss() -> Iterator[None]:
-    """Turn an error of the lost device into EngineLost, within the context."""
+    """Context manager that turns torch's error for a lost device into EngineLost."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -210,9 +210,9 @@ class StepEngine:
         self._sum_up(parts)
 
     def _summed_stop(self, row: Row) -> int:
-        """Return the position up to which a row's pages enter the checksum.
+        """Return the token position up to which a row's pages are included in the checksum.
 
-        If pages have an encoding, a page to which later rows of the prompt write is left out.
+        If pages are in an engine's own encoding, a page to which later rows of the prompt write is left out.
         """
         group = self.cache.group
         if row.sample or group.encoding == PLAIN:

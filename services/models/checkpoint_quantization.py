@@ -77,8 +77,8 @@ class CheckpointQuantization:
         return found[0]
 
     def block_of(self, module: str) -> tuple[int, int] | None:
-        """Return (rows, columns) of the blocks of `module`'s weights that share a scale, or None if there are
-        none.
+        """Return the size (rows, columns) of the blocks in which `module`'s weights share a scale, or None if
+        none is stated.
 
         Raises UnspecifiedQuantization.
         """

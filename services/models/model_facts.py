@@ -354,10 +354,10 @@ def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
 
 
 def _original(config: Json, kind: Json, stated: int) -> int:
-    """Return the number of positions before RoPE scaling.
+    """Return the number of positions that the model had before RoPE scaling extended it.
 
-    It is read from `config`, then `kind`, the scaling's parameters. If neither states it, it is the number of
-    stated positions, as in the transformers library.
+    It is read from `config`, then from `kind`, the parameters of the scaling. If neither has it, it is
+    `stated`, the positions that the configuration states, as in the transformers library.
     """
     named = (config.get(ORIGINAL), kind.get(ORIGINAL))
     return next((each for each in named if isinstance(each, int) and each > 0), stated)

@@ -38,7 +38,7 @@ OTHER_LAYERS: Final[Mapping[str, str]] = {
 }
 ORDER: Final = (STATES, DIFFERING, ENCODER, LATENT, LATER, BLOCKS, SHARED, DRAWS)
 STATE_LAYERS: Final = dict.fromkeys(("mamba", "mamba2", "recurrent"), "linear_attention")
-"""Layer types that are treated as another type, by their name in a configuration."""
+"""Layer types in a configuration that count as another type, each with the type that it counts as."""
 LINEAR: Final = OTHER_LAYERS["linear_attention"]
 
 CONVOLUTIONS: Final = OTHER_LAYERS["conv"]
@@ -58,8 +58,8 @@ ASKED_BY: Final[Mapping[str, Callable[[Json], bool]]] = {
     SHARED: lambda words: bool(words.get("num_kv_shared_layers")),
     CONVOLUTIONS: lambda words: _fewer(words.get("full_attn_idxs"), words.get("num_hidden_layers")),
 }
-"""Tests of a configuration, or of its text part, by the description of the missing feature that they
-detect."""
+"""Test for each missing feature, by the feature's description: whether a configuration, or its text part,
+needs the feature."""
 
 LAYERS: Final = ("layer_types", "layers_block_type")
 BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
@@ -111,9 +111,11 @@ BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
         ),
     ),
 )
-"""Missing features, each with configuration keys and the model types that have it by default.
+"""Missing features, each with the configuration keys that decide it and the model types that have it by
+default.
 
-If a configuration has one of the keys, that key decides, else the model type does.
+A configuration that has one of the keys is judged by the key's value, any other by its model type. Model
+types are separated by spaces.
 """
 
 DRAWS_TEXT: Final = re.compile(r"ForCausalLM|LMHead|ForConditionalGeneration|ForImageTextToText|Generation$")

@@ -78,7 +78,8 @@ class FailureDetector(ABC):
 
     @abstractmethod
     def _inquire(self, collective: int, call: str, how: str) -> None:
-        """Start to find out which rank made a collective fail. The result comes within a bounded time."""
+        """Start an inquiry that finds out which rank made a collective fail. Its result comes within a
+        bounded time."""
 
     def _end(self, text: str) -> None:
         if self.over is None:

@@ -15,7 +15,7 @@ NEW_OBJECTS: Final = 10_000
 """Number of new objects after which Python collects the youngest generation. A request makes far fewer, and
 frees them at its end without a collection."""
 LOOKS: Final = 10
-"""Number of collections of one generation before the next older generation is collected."""
+"""Number of collections of one of Python's generations after which the next older generation is collected."""
 
 
 @contextmanager

@@ -137,7 +137,7 @@ class TextFormatter(logging.Formatter):
     """
 
     def __init__(self, **always: FieldValue) -> None:
-        """Make a formatter. `always`: fields that every line gets."""
+        """Make a formatter. `always`: fields that are added to every log line."""
         super().__init__()
         self._always = always
 
@@ -162,7 +162,7 @@ class JsonFormatter(logging.Formatter):
     any traceback."""
 
     def __init__(self, **always: FieldValue) -> None:
-        """Make a formatter. `always`: fields that every line gets."""
+        """Make a formatter. `always`: fields that are added to every log line."""
         super().__init__()
         self._always = always
 

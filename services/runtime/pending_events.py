@@ -21,7 +21,8 @@ class PendingEvents(Protocol):
         """
 
     def came(self) -> None:
-        """Record that an event arrived just now, if other code has found it."""
+        """Record that an event arrived just now. Called by code that has found one by other means than
+        `waiting`."""
 
 
 class SystemPendingEvents:

@@ -24,10 +24,11 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 AT_ONCE: Final = 2 * PROPOSED_MAX
-"""Most tokens of a sequence without keys and values that the draft model computes before it drafts at
-once."""
+"""Most tokens of a sequence that the draft model may lack and still draft for it in the same step. It lacks a
+token if it has no keys and values for it."""
 BEHIND: Final = 64
-"""Tokens that the draft model computes per step for all sequences that lack more than AT_ONCE tokens."""
+"""Most tokens that the draft model computes in one step for all sequences of which it lacks more than AT_ONCE
+tokens."""
 FAILURES_MAX: Final = 3
 """Number of consecutive failed draft steps after which the draft model is not used any more."""
 
@@ -74,9 +75,10 @@ class _DraftedSequence:
     sequence: Sequence
     """Copy of the sequence for the draft model's engine: the sampled tokens, then the drafts."""
     known: int = 0
-    """Number of leading output tokens that were sampled, and so are no drafts."""
+    """Number of tokens at the beginning of the output of `sequence` that were really sampled. The tokens
+    behind them are drafts."""
     filled: int = 0
-    """Number of leading positions whose keys and values are in the draft model's pages."""
+    """Number of positions, from the first on, whose keys and values are in the draft model's pages."""
     pages: list[int] = field(default_factory=list)
 
     def follow(self, output: abc.Sequence[int]) -> None:

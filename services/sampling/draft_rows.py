@@ -54,7 +54,8 @@ def split_drafts(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
 
 
 def sample_rows(logits: torch.Tensor, rows: abc.Sequence[Row]) -> list[list[DrawResult]]:
-    """Return the results of sampling for each of `rows`: at the row's stop, and behind each accepted draft.
+    """Sample tokens for each of `rows`: at its stop, and behind each draft that is accepted. Return a list of
+    results per row.
 
     All of `rows` sample. `logits`: [N, vocabulary] with one line for each row and each of its drafts.
     """

@@ -17,7 +17,7 @@ class SeenTokens:
     state."""
 
     stop: int = 0
-    """Position up to which the sequence's tokens are included."""
+    """Number of the sequence's known tokens, prompt and then output, that are included so far."""
     ids: set[int] = field(default_factory=set)
     on_device: torch.Tensor | None = None
     """The same token ids as a tensor on the device of the scores."""

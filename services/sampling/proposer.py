@@ -32,7 +32,7 @@ class ProposedTokens(NamedTuple):
     tokens: list[int]
     """At most PROPOSED_MAX draft token ids."""
     forced: int
-    """Number of leading draft tokens that the grammar forces."""
+    """Number of tokens at the beginning of `tokens` that the grammar forces."""
 
 
 class Proposer:

@@ -34,7 +34,7 @@ NUCLEUS_FIRST_LOOK: Final = 256
 short."""
 
 RACES: Final = 8
-"""Number of rows whose tokens are chosen together, few enough to stay in a core's cache."""
+"""Number of rows of scores whose tokens are chosen together. So few rows stay in a core's cache."""
 UNITS: Final = 2**52
 """Number of whole units that stand for a probability of 1. Sums of units are exact in double precision."""
 
@@ -173,9 +173,11 @@ def _cut(
 def _sums(
     largest: torch.Tensor, most: torch.Tensor, temperature: torch.Tensor, of_one: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cumulative units of probability of each row's likeliest tokens, and the units of each token.
+    """Return the cumulative probabilities of each row's likeliest tokens, and the probability of each, in
+    units.
 
-    Tokens beyond the row's `most` have none.
+    `largest`: scores of these tokens in descending order. `most`: number of tokens of each row that count.
+    The others get 0. `of_one`: units of a probability of 1.
     """
     shares = _units(torch.exp(largest / temperature), of_one)
     shares.masked_fill_(torch.arange(largest.shape[1], device=largest.device) >= most, 0.0)
@@ -185,12 +187,11 @@ def _sums(
 def _first(
     scores: torch.Tensor, largest: torch.Tensor, counts: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
-    """Return a mask of the `counts` [rows, 1] largest scores in each row. Of equal scores the lower ids come
-    first.
+    """Return a boolean mask [rows, vocabulary] of the `counts` [rows, 1] largest scores in each row. Of equal
+    scores the lower ids come first.
 
     `largest`: each row's largest scores in descending order, as many as any row's count if that is less than
-    `vocabulary`.
-    Devices sort equal scores in any order, but the smallest score that stays is the same.
+    `vocabulary`. Devices sort equal scores in any order, but the smallest score that stays is the same.
     """
     floor = largest.gather(1, counts.clamp(max=largest.shape[1]) - 1)
     floor = floor.masked_fill(counts == vocabulary, float("-inf"))
@@ -242,10 +243,10 @@ def likeliest_ids(raw: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _from_above(raw: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return each row's token ids in descending order of their scores. Of equal scores the lower id comes
-    first.
+    """Return each row's token ids `places` in descending order of their scores `raw`. Of equal scores the
+    lower id comes first.
 
-    `places`: the ids in ascending order.
+    `places`: some token ids of each row, in ascending order.
     """
     order = raw.gather(1, places).argsort(dim=-1, descending=True, stable=True)
     return places.gather(1, order)

@@ -20,7 +20,11 @@ from baton.transfer.transfer_protocol import Endpoint, Region, Transfer
 
 
 class Exposure:
-    """Current exposure of this process's memory to its peers. `memories`: memory by region name."""
+    """Registration of this process's memory at a transfer endpoint, so that peers can write to it until
+    `revoke`.
+
+    `memories`: memory by region name.
+    """
 
     def __init__(
         self,

@@ -54,8 +54,8 @@ class Ledger(Generic[Write]):
     _posted: int = 0
 
     def lacks(self, peer: Endpoint) -> bool:
-        """Return whether the backend has yet to connect to `peer`. Raises TransferError if it cannot connect
-        now."""
+        """Return whether the backend has to make a connection to `peer`. Raises TransferError if it must not
+        make one now."""
         if peer.incarnation == self.incarnation or peer.agent == self.agent:
             raise TransferError(f"endpoint {peer.agent}: incarnation or agent name is this process's own")
         link = self.links.get(peer.incarnation)

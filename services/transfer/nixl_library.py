@@ -37,7 +37,7 @@ class Library:
             logging.raiseExceptions = raise_exceptions  # nixl's own logging set-up turns it off
         self._api = _api
         self.ends = (_bindings.nixlRemoteDisconnectError, _bindings.nixlCancelledError)
-        """nixl's errors that prove a write has ended, because its connection has ended."""
+        """Classes of nixl's errors that prove that a write has ended, because its connection has ended."""
         self.refusals = (
             _bindings.nixlInvalidParamError,
             _bindings.nixlMismatchError,
@@ -45,7 +45,7 @@ class Library:
             _bindings.nixlNotFoundError,
             _bindings.nixlNotSupportedError,
         )
-        """nixl's errors that are raised before a write is posted."""
+        """Classes of nixl's errors that are raised before a write is posted."""
         rest = (
             _bindings.nixlBackendError,
             _bindings.nixlNotPostedError,

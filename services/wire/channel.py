@@ -181,7 +181,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Address and process to which one channel leads."""
+    """Where one channel leads: to an address, and to one process or any process there."""
 
     address: str
     incarnation: Incarnation | None

@@ -47,7 +47,7 @@ class MailboxFull(Refusal):
 
 
 class CommandTooLong(Refusal):
-    """The command to the worker is longer than one turn can take."""
+    """The command to the worker is longer than TAKEN_BYTES_MAX, so that no turn can take it."""
 
 
 class NotQuiet(NotConnected):
@@ -62,7 +62,7 @@ class NotAdmitted(Refusal):
 
 
 class UnknownReceiver(Refusal):
-    """The decode worker is unknown here: no room of this prefill worker names it, or none does any more."""
+    """The decode worker is unknown to this prefill worker, because no open room names it."""
 
 
 class NotProven(Refusal):
