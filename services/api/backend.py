@@ -47,8 +47,11 @@ class NoWorker(BackendError):
 
 
 class RoomFailed(BackendError):
-    """Error: the request was placed on workers, and its room failed there, before or after the first token.
-    `reason`: cause of the failure."""
+    """Error: a request failed on its workers, before or after its first token. A room is the request's run on
+    one prefill and one decode worker.
+
+    `reason`: cause of the failure.
+    """
 
     def __init__(self, message: str, reason: Reason) -> None:
         super().__init__(message)
@@ -62,7 +65,7 @@ class TokenBatch(NamedTuple):
     tokens: tuple[Token, ...]
     finish: FinishReason | None = None
     choice: int = 0
-    """Index of the choice among the choices of the request."""
+    """Index of the choice to which the tokens belong, among the choices of the request."""
     scores: tuple[Score, ...] = ()
     """Log-probabilities of the prompt's tokens, from the second token on, if the request asks for them. All
     of them come with the first output token."""
@@ -104,8 +107,8 @@ class Limits:
     """Longest prompt and output together, in tokens, that fit the KV cache of the largest decode worker. 0:
     no worker is known yet."""
     sequence_tokens_now: int = 0
-    """The same as `sequence_tokens`, for the decode workers that get new requests now. 0: no worker is known
-    yet."""
+    """Longest prompt and output together, in tokens, that fit the KV cache of a decode worker that takes new
+    requests at present. 0: no worker is known yet."""
     page_tokens: int = 1
     """Tokens per page of a decode worker's KV cache. The choices of one request share whole pages of the
     prompt."""

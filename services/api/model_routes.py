@@ -40,7 +40,8 @@ class ModelCard(EnginePromises):
     quantize: str | None
     """Quantization format in which workers hold the weights. Null while no worker is known."""
     type: Literal["model"]
-    """Type of the object, always `model`. This field and the next ones are defined by Anthropic's API."""
+    """Type of the object, always `model`. This field and those after it are the model's description in
+    Anthropic's API. Those before it are OpenAI's and Baton's."""
     display_name: str
     created_at: str
     max_input_tokens: int
@@ -119,8 +120,8 @@ def model_routes(backend: Backend, model: Model, release: str, created_s: int) -
 
 
 def _promises(engine: ServedEngine | None) -> EnginePromises:
-    """Return the properties of the workers' engine, as fields of a model's description. All are null if no
-    engine is known."""
+    """Return the fields of a model's description that describe the workers' engine: name, number format,
+    batch invariance. All are null if no engine is known."""
     if engine is None:
         return {"engine": None, "dtype": None, "batch_invariant": None}
     return {

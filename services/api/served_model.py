@@ -27,7 +27,7 @@ LENGTH_UNBOUNDED: Final = (
     "texts too long for the context are refused by their tokens: their length bounds none"
 )
 AMONG_OTHERS: Final = ("tokenizer_config.json", PROCESSOR_TEMPLATE)
-"""JSON files that may hold the chat template as one of several fields."""
+"""JSON files of a model directory that may hold the chat template in one of their fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class ServedModel:
     """The model that the API serves: its names, tokenizer, default sampling and output formats."""
 
     name: str
-    """Name that clients put into the field `model`. Responses have it, too, if the request names no model."""
+    """Name by which clients request the model in the field `model`. A response has it if its request names no
+    model."""
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     """End-of-sequence token ids. They end a choice, unless the request sets `ignore_eos`."""

@@ -1,4 +1,4 @@
-"""Routes that tokenise and detokenise text, with vLLM's request and response formats."""
+"""Routes `/tokenize` and `/detokenize`, with vLLM's request and response formats."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -79,7 +79,7 @@ class ApiKeys:
 
     @property
     def several(self) -> bool:
-        """Whether there has been more than one API key since the start.
+        """Whether there has been more than one API key at any time since the start.
 
         Results of an earlier key stay in caches and timelines after the key is removed.
         """

@@ -49,25 +49,28 @@ class BoundedHttp(PlainHttp):
     """Longest time for which a client may read almost nothing of the bytes that wait for it, seconds."""
     _got_on = False
     _bytes = 0
-    """Bytes received since the request's last progress: the end of its head, a part of its body, or its end.
-    """
+    """Bytes received since the request last made progress. Progress is the end of its head (request line and
+    headers), a part of its body, or its end."""
     _fields_bytes = 0
-    """Bytes of the request line and of the headers of one head, or of the fields of one trailer. `_bytes`
-    does not count these if they arrive whole."""
+    """Bytes of the request target and headers, or of the trailer's fields, that were parsed so far. At most
+    HEAD_BYTES_MAX are allowed."""
     _fields = 0
     _hang_up: asyncio.TimerHandle | None = None
     _unread = 0
-    """Number of bytes that waited for the client to read them at the time `_unread_since_s`."""
+    """Number of unsent bytes that waited for the client at the time `_unread_since_s`. The check for stalled
+    clients compares it with the present number."""
     _unread_since_s: float | None = None
-    """Event loop time since which the client has read almost nothing, seconds. None if no bytes wait for the
-    client, or if it has just read many."""
+    """Time, on the event loop's clock in seconds, since which the client has read almost nothing. None if no
+    bytes wait for the client, or if it has just read many."""
     _answering: RequestResponseCycle | None = None
-    """Request that is being answered, or was answered last. Later ones on the connection wait for it."""
+    """Request that is being answered, or was answered last. Later requests on the connection wait for its
+    end."""
 
     _head_bytes = 0
     """Memory of an incomplete head (request line and headers), bytes."""
     _pipelined_bytes = 0
-    """Bytes received while requests waited behind another one on this connection."""
+    """Bytes of requests that were received while they had to wait for the answer to an earlier request of
+    this connection."""
 
     def __init__(self, *args: Any, entry: ConnectionEntry | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -192,7 +195,8 @@ class BoundedHttp(PlainHttp):
         return answered or self._body_open or self.flow.write_paused
 
     def _account(self) -> None:
-        """Report the memory of the connection to the connection limits of its port."""
+        """Report the connection's memory to the limits of its port: incomplete head, waiting requests and
+        unsent bytes."""
         if self._entry is not None:
             unread = self.transport.get_write_buffer_size()
             self._entry.hold(self._head_bytes + self._pipelined_bytes + unread)
@@ -201,12 +205,13 @@ class BoundedHttp(PlainHttp):
         self._fields_bytes = self._fields = 0
 
     def _next_is_answered(self) -> None:
-        """Mark the latest request as the one being answered, unless another one is before it."""
+        """Mark the latest request as the one that is being answered, unless earlier requests of the
+        connection wait for their answer."""
         if not self.pipeline:
             self._answering = self.cycle
 
     def _watch(self) -> None:
-        """Run the timer for a request's head (request line and headers) while nothing else bounds the wait.
+        """Start or stop the timer for a request's head (request line and headers).
 
         It does not run while an answer is being sent, nor between two requests, for which uvicorn has a
         time-out.

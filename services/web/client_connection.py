@@ -10,7 +10,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.flow_control import FlowControl
 
 IN_STATE: Final = "client"
-"""Key of the ClientConnection in the state of a request's ASGI scope."""
+"""Key under which the state of a request's ASGI scope holds the ClientConnection."""
 
 
 class ClientConnection:
@@ -29,10 +29,10 @@ class ClientConnection:
         self.gone = False
 
     def watch(self, on_gone: Callable[[], None]) -> None:
-        """Call `on_gone` when the client disconnects.
+        """Call `on_gone` when the client disconnects, while a request of the connection is being answered.
 
-        It is for the request that is being answered, after its body was read. It resumes reading, because
-        otherwise the end of the connection is not noticed.
+        The request's body must have been read before. Reading from the socket is resumed, because otherwise
+        the end of the connection is not noticed.
         """
         self._on_gone = on_gone
         self._flow.resume_reading()
@@ -41,7 +41,7 @@ class ClientConnection:
         self._on_gone = None
 
     def lost(self) -> None:
-        """Record that the connection has ended, and call the callback of `watch`."""
+        """Record that the connection of this client has ended, and call the callback given to `watch`."""
         self.gone = True
         if self._on_gone is not None:
             self._on_gone()

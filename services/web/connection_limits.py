@@ -28,7 +28,8 @@ SLACK: Final = 16
 
 
 class ConnectionEntry:
-    """Entry of one connection in the limits of its port: its memory, its network, and how to close it."""
+    """Entry of one connection in the limits of its HTTP port: its memory, its client's network, and how to
+    close it."""
 
     __slots__ = ("can_close", "close", "limits", "moved_s", "network", "size")
 
@@ -38,7 +39,7 @@ class ConnectionEntry:
         self.size = 0
         """Memory that the connection counts for, bytes."""
         self.moved_s = time.monotonic()
-        """Time of the last byte in either direction, seconds on the monotonic clock."""
+        """Time, on the monotonic clock in seconds, at which the connection last received or sent bytes."""
         self.close: Callable[[], object] = _nothing
         """Function that aborts the connection."""
         self.can_close: Callable[[], bool] = _always
@@ -93,8 +94,8 @@ class ConnectionLimits:
         self._entries: set[ConnectionEntry] = set()
         self._total_bytes = 0
         self._next_look_bytes = 0
-        """Total memory, in bytes, up to which no further search is made, after one that found no connection
-        to close."""
+        """Total memory, in bytes, above which the next search for connections to close is made. It is raised
+        after a search that closed too few."""
         self._throttle = LogThrottle()
 
     def __len__(self) -> int:
@@ -138,10 +139,11 @@ class ConnectionLimits:
             entry.size = 0
 
     def _make_room(self, cost: Callable[[ConnectionEntry], int], taken: int, most: int) -> None:
-        """Close connections that wait for their clients until `taken` is well below `most`.
+        """Close connections that wait for their clients until `taken` is 1/SLACK below `most`. The networks
+        with the largest shares lose theirs first.
 
         `taken`, `most`: present amount and limit, in connections or bytes. `cost`: returns the amount that
-        closing one frees.
+        closing a connection frees.
         """
         by_network: dict[bytes, int] = {}
         closable: dict[bytes, list[ConnectionEntry]] = {}

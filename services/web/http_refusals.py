@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 IN_STATE: Final = "refusal"
-"""Key of the HttpRefusal in the state of a request's ASGI scope."""
+"""Key under which the state of a request's ASGI scope holds the HttpRefusal."""
 NO_METHOD: Final = ""
 """HTTP method in the ASGI scope of a request that was refused before its head (its headers) was complete."""
 

@@ -40,7 +40,7 @@ HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),  # browsers do not guess the type
     ("Cross-Origin-Resource-Policy", "same-origin"),  # pages of other sites cannot embed it
 )
-"""Headers of every HTTP response."""
+"""Headers that the server adds to every HTTP response, for security in browsers."""
 
 
 class _Server(uvicorn.Server):
@@ -123,7 +123,8 @@ class HttpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _allow(self, stalled_s: float | None) -> None:
-        """Set the longest time for which a client may read nothing, seconds. None ends the checks."""
+        """Start to close connections whose client reads nothing for `stalled_s` seconds. None stops these
+        checks."""
         if self._looking is not None:
             self._looking.cancel()
         self._looking = None if stalled_s is None else asyncio.create_task(self._end_stalled(stalled_s))

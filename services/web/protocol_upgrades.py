@@ -22,9 +22,9 @@ class PlainHttp(RefusableHttp):
 
     @property
     def _offers(self) -> bool:
-        """Whether the request offers a protocol upgrade, so that it is parsed again without the offer.
+        """Whether the request offers an upgrade to another protocol, such as HTTP/2.
 
-        CONNECT counts as no offer. It has no body, and is refused.
+        CONNECT counts as no offer, because it has no body and is refused.
         """
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 

@@ -54,10 +54,10 @@ class RefusableHttp(HttpToolsProtocol):
     is_refused = False
     """Whether a request of the connection was refused, so that nothing more is read as HTTP."""
     _head_open = False
-    """Whether the head of a request (request line and headers) has begun and not ended."""
+    """Whether a request's head (request line and headers) has begun to arrive and is incomplete."""
     _body_open = False
     _head_came = False
-    """Whether the data received last contained the end of a request's head (request line and headers)."""
+    """Whether the bytes received last completed a request's head (request line and headers)."""
 
     def __init__(self, *args: Any, port_refusals: PortRefusals | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,7 +107,8 @@ class RefusableHttp(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _last_transport(self) -> asyncio.Transport:
-        """Return a transport whose closing gives a client that is still sending time to read the answer."""
+        """Return a transport for the last answer. Closing it gives a client that is still sending some time
+        to read the answer."""
         return cast(asyncio.Transport, _LingeringTransport(self.transport, self._end_after_answer))
 
     def _end_after_answer(self) -> None:

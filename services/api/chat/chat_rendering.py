@@ -226,8 +226,7 @@ def _message(part: Collected) -> AnswerMessage:
 
 
 def _shown(delta: Delta) -> list[GrowingMessage]:
-    """Return the additions to a streamed message that a piece of output makes: text, reasoning and tool
-    calls."""
+    """Return the fields that a delta adds to a streamed chat message: content, reasoning or tool calls."""
     if delta.parts is None:
         return [{"content": delta.text}] if delta.text else []
     shown: list[GrowingMessage] = []

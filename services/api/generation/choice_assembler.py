@@ -119,7 +119,7 @@ class Delta:
     """The text split into content, reasoning and tool calls. None: the text is not parsed, so all of it is
     content."""
     echo: PromptEcho | None = None
-    """The echoed prompt, whose text begins this delta's text. Only the first delta of a choice has one."""
+    """The echoed prompt, whose text is part of `text`. Only the first delta of a choice has one."""
 
     @property
     def entries(self) -> int:
@@ -130,7 +130,7 @@ class Delta:
 
     @property
     def only_content(self) -> str | None:
-        """Text of the delta if it has no reasoning and no tool calls. Otherwise None."""
+        """Text of the delta if it consists of content only. None if it has reasoning or tool calls."""
         if self.parts is None:
             return self.text
         if all(isinstance(part, ContentDelta) for part in self.parts):
@@ -227,8 +227,8 @@ class ChoiceAssembler:
 
     @property
     def ended_by(self) -> StopFields:
-        """The response fields in which vLLM (`stop_reason`) and SGLang (`matched_stop`) name the stop string
-        or token that ended a choice. Both are None before the end."""
+        """The fields that name the stop string or token which ended a choice: vLLM's `stop_reason` and
+        SGLang's `matched_stop`. Both are None before the end."""
         return {"stop_reason": self.stop_reason, "matched_stop": self.matched_stop}
 
     @property
@@ -238,7 +238,8 @@ class ChoiceAssembler:
         return self._ended_by if self.stop_reason is None else self.stop_reason
 
     def reason(self, finish: FinishReason) -> Finish:
-        """Return the finish reason that the client is given. `finish`: finish reason from the backend."""
+        """Return the finish reason for the client, as OpenAI's API names it. `finish`: finish reason from the
+        workers."""
         if finish is not FinishReason.STOP:
             return "length"
         ends = self.calls and self._parsing is not None and self._parsing.ends_by_calls
@@ -299,7 +300,7 @@ class ChoiceAssembler:
         return before + self._detokenizer.push(id_) + mark
 
     def _parsed(self, text: str) -> str:
-        """Give the text to the parser, if the choice has one, and return the same text."""
+        """Pass the text to the parser of the choice, if there is one, and return the text unchanged."""
         if self._parsing is not None and text:
             self._add(self._parsing.parser.push(text))
         return text
@@ -327,8 +328,8 @@ class ChoiceAssembler:
         return self._certain(ended=True)
 
     def _certain(self, *, ended: bool = False) -> Sequence[AnswerPart] | None:
-        """Return the parts of the answer that can be sent now and were not returned before. None: the text is
-        not parsed. `ended`: whether the choice has ended."""
+        """Return the parsed parts of the answer that can be sent now and were not returned before. None: the
+        choice has no parser. `ended`: whether the choice has ended."""
         parsing = self._parsing
         if parsing is None:
             return None
@@ -363,8 +364,8 @@ class ChoiceAssembler:
         return told
 
     def _released(self, text: str) -> str:
-        """Return the text that cannot be part of a stop string any more, if the text is not parsed. Parsed
-        text is returned whole, because `_add` searches it."""
+        """Return the text that can be sent now, because it cannot be part of a stop string any more. Text of
+        a choice with a parser is returned whole: `_add` searches it for stop strings."""
         self._chars += len(text)
         if not self._may_stop or self._parsing is not None:
             return text

@@ -16,7 +16,7 @@ from baton.api.text.tokenizer import Tokenizer
 from baton.rooms.request import Token
 
 TokenText = Callable[[int], str]
-"""Function that returns the text by which a response shows the token with a given id."""
+"""Function that takes a token id and returns the text by which a response shows the token."""
 LOGPROB_MIN: Final = -9999.0
 """Lowest log-probability in a response. It stands for the minus infinity of an impossible token, which JSON
 cannot hold."""

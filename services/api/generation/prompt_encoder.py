@@ -46,9 +46,11 @@ class PromptEncoder:
     def __init__(
         self, model: Model, backend: Backend, *, takes_templates: bool = False, writes_tools: bool = True
     ) -> None:
-        """Make an encoder with a thread pool of its own. `takes_templates`: clients may send a chat template.
-        `writes_tools`: tools are written into the system message if the chat template supports none.
-        Otherwise such a request is refused."""
+        """Make an encoder with its own thread pool.
+
+        `takes_templates`: whether clients may send a chat template. `writes_tools`: whether tools are written
+        into the system message if the chat template supports none. Otherwise such a request is refused.
+        """
         self._tokenizer = model.tokenizer
         self._vocabulary = model.vocabulary
         self._writes_tools = writes_tools
@@ -82,7 +84,8 @@ class PromptEncoder:
             return self._encode(text, "messages", most, add_special_tokens=bool(body.add_special_tokens))
 
         def rendered() -> str | list[int]:
-            """Return the token ids of the rendered chat, or its text if that is too long for this thread."""
+            """Render the chat and return its token ids. A text that is too long for this thread is returned
+            as it is, to be tokenised in another thread."""
             text = chat.render(
                 given.messages,
                 add_generation_prompt=given.add_generation_prompt,

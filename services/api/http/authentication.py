@@ -30,7 +30,8 @@ PROBES: Final = frozenset({"/health", "/ping", "/ready"})
 IN_STATE: Final = "caller"
 """Key of the caller's identity in the state dictionary of a request's ASGI scope."""
 PREFIX_OWNER: Final = "prefix_owner"
-"""Key, in the state of a request's ASGI scope, of a caller that shares no prefix cache with other callers."""
+"""Name of the entry, in the state of a request's ASGI scope, that identifies a caller with a prefix cache of
+its own."""
 METRICS: Final = "/metrics"
 NEEDS_KEY: Final = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 NEEDS_ADMIN_KEY: Final = (
@@ -38,7 +39,8 @@ NEEDS_ADMIN_KEY: Final = (
     " its own (--admin-port). --open-admin opens it to every API key."
 )
 READ: Final = "GET"
-"""HTTP method of requests that only read. `middleware.py` turns a HEAD into a GET."""
+"""HTTP method of requests that only read, which the rate limit does not count. `middleware.py` turns a HEAD
+into a GET."""
 REALM: Final = "Baton: any name, and an API key as the password"
 """Realm of HTTP basic authentication: the text with which a browser asks for a name and a password."""
 
@@ -56,9 +58,13 @@ class AccessControl:
         share_prefixes: bool = False,
         open_metrics: bool = False,
     ) -> None:
-        """Set the valid keys and the rate limit. None: no such check. `open_admin`: every API key may read
-        operators' pages, even if there are several keys. `share_prefixes`: all API keys share prefix caches.
-        `open_metrics`: /metrics needs no key on this port."""
+        """Set the rules for callers.
+
+        `keys`: valid API keys; None: no key is needed. `rate`: rate limit; None: no limit. `admin_keys`: keys
+        of operators. `open_admin`: every API key may read operators' pages, even if there are several keys.
+        `share_prefixes`: all API keys share prefix caches. `open_metrics`: /metrics needs no key on this
+        port.
+        """
         self._keys = keys
         self._rate = rate
         self._admin_keys = admin_keys

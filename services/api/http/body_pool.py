@@ -19,7 +19,7 @@ FULL: Final = "too many requests are being read"
 
 
 class PooledBody:
-    """Bytes of one request body that count in a `BodyPool`."""
+    """Byte count of one request body in one `BodyPool`."""
 
     __slots__ = ("arrived_s", "bytes", "caller", "dropped", "on_drop")
 
@@ -29,7 +29,7 @@ class PooledBody:
         self.on_drop = on_drop
         self.bytes = 0
         self.arrived_s = 0.0
-        """Time at which the body's last bytes arrived, in seconds of the event loop's clock."""
+        """Time at which the body's last bytes arrived so far, in seconds of the event loop's clock."""
         self.dropped = False
 
 
@@ -38,13 +38,15 @@ class BodyPool:
     one event loop."""
 
     def __init__(self, bytes_max: int, caller_bytes_max: int, full: str = FULL) -> None:
-        """Set both limits in bytes. `full`: error message for a caller whose body does not fit."""
+        """Create an empty pool. `bytes_max`: most bytes of all bodies. `caller_bytes_max`: most bytes of one
+        caller's bodies. `full`: error message for a caller whose body does not fit."""
         self._bytes_max = bytes_max
         self._caller_bytes_max = caller_bytes_max
         self._full = full
         self._by_caller: dict[bytes, int] = {}
         self._incoming: dict[bytes, OrderedDict[PooledBody, None]] = {}
-        """Incomplete bodies, by caller. The body that has waited longest for new bytes comes first."""
+        """Bodies that are still arriving, by caller. The one that got no bytes for the longest time comes
+        first."""
         self.bytes = 0
 
     def overloaded(self) -> Overloaded:
@@ -65,7 +67,8 @@ class BodyPool:
         incoming.move_to_end(body)
 
     def finish(self, body: PooledBody) -> None:
-        """Mark a body as complete, so that it can no longer be dropped. Idempotent."""
+        """Record that all bytes of the body have arrived, so that the body can no longer be dropped.
+        Idempotent."""
         incoming = self._incoming.get(body.caller)
         if incoming is not None and body in incoming:
             del incoming[body]
@@ -94,8 +97,8 @@ class BodyPool:
         body.on_drop()
 
     def _stalled(self, body: PooledBody, now_s: float) -> PooledBody | None:
-        """Return the incomplete body of the same caller that has stalled longest, other than `body`. None if
-        no such body has stalled for STALLED_S."""
+        """Return the caller's incomplete body that got no bytes for the longest time, other than `body`. None
+        if it got some in the last STALLED_S seconds."""
         oldest = next((each for each in self._incoming.get(body.caller, ()) if each is not body), None)
         if oldest is None or now_s - oldest.arrived_s < STALLED_S:
             return None
@@ -111,18 +114,21 @@ class BodyPool:
 
 
 class IncomingBody:
-    """One request body that counts in two pools: its first bytes in one, the rest in the other
+    """Count of one request body in two memory pools: its first bytes in one, the other bytes in the second
     (`bounded-admission`)."""
 
     def __init__(self, caller: bytes, beginnings: BodyPool, rests: BodyPool, beginning_bytes: int) -> None:
-        """Start with 0 bytes. `beginnings`: pool for the first `beginning_bytes` bytes of each body. `rests`:
-        pool for all further bytes."""
+        """Start with 0 bytes.
+
+        `beginnings`: memory pool in which the first `beginning_bytes` bytes count. `rests`: pool in which all
+        further bytes count.
+        """
         self._pools = beginnings, rests
         self._shares = PooledBody(caller, self._drop), PooledBody(caller, self._drop)
         self._beginning_bytes = beginning_bytes
         self._deadline: asyncio.Timeout | None = None
         self.size = 0
-        """Number of bytes of the body that have arrived."""
+        """Number of bytes of the body that have arrived so far."""
         self.is_whole = False
 
     @property
@@ -131,8 +137,8 @@ class IncomingBody:
         return any(share.dropped for share in self._shares)
 
     def begin(self, deadline: asyncio.Timeout) -> None:
-        """Set the timeout within which the body is read. It is made to expire at once if the body is
-        dropped."""
+        """Set the timeout that bounds the reading of the body. If the pool drops the body, this timeout
+        expires at once."""
         self._deadline = deadline
 
     def grow(self, more: int) -> None:
@@ -147,13 +153,13 @@ class IncomingBody:
                 pool.take(share, part)
 
     def finish(self) -> None:
-        """Mark the body as complete, so that it can no longer be dropped."""
+        """Record that all bytes of the body have arrived, so that the body can no longer be dropped."""
         self.is_whole = True
         for pool, share in zip(self._pools, self._shares, strict=True):
             pool.finish(share)
 
     def release(self) -> None:
-        """Give the body's bytes back to both pools, once its texts are no longer needed."""
+        """Give the body's bytes back to both memory pools, once its texts are no longer needed."""
         for pool, share in zip(self._pools, self._shares, strict=True):
             pool.release(share)
 

@@ -62,7 +62,7 @@ class EventStream:
         self._is_writing = False
         self._keeping_alive: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
-        """Error with which sending a keep-alive failed. The next `write` raises it."""
+        """Error that was raised when a keep-alive was sent. The next `write` raises it again."""
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(silence_s, self._look)
         self.started = False
         """Whether the HTTP status 200 was sent. No error status can be sent after it."""
@@ -107,7 +107,8 @@ class EventStream:
         self._sent_s = self._loop.time()
 
     def _look(self) -> None:
-        """Send a keep-alive if one is due. None is due while a write waits for the client to read."""
+        """Send a keep-alive if nothing was sent for too long, or start the timer again. None is sent while a
+        write waits for the client to read."""
         left_s = self._silence_s if self._is_writing else self._sent_s + self._silence_s - self._loop.time()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._look)

@@ -56,7 +56,7 @@ class HttpExchange:
     """Number of choices that were generated for the request."""
     finish_reasons: tuple[str, ...] = ()
     failure: ApiError | None = None
-    """Error that the client got, as an HTTP status or as the last event of a stream."""
+    """Error that the client got for this request, as an HTTP status or as the last event of a stream."""
     send: Send | None = None
     """ASGI function that sends the response."""
     events: EventStream | None = None
@@ -107,7 +107,7 @@ class HttpExchange:
             self.trace = self._span.trace
 
     def name(self, request_id: str | None) -> None:
-        """Use the request id that the body gives, unless a request header gave one."""
+        """Set the request id from the request body, unless a request header gave one."""
         if request_id is None or self.has_own_id:
             return
         self.request_id, self.has_own_id = request_id, True

@@ -90,8 +90,8 @@ class HttpMetrics:
         )
         self._choices = {outcome: choices.labels(outcome) for outcome in (GIVEN, LEFT_OUT, UNFINISHED)}
         self._answered = cache(self._requests.labels)
-        """Function that returns the counter for a route and a status. It is cached, because the library's
-        look-up is slow."""
+        """Function that returns the request counter for a route and a status. It is cached, because the
+        library's look-up is slow."""
         self.first_token = LoopHistogram(
             "baton_time_to_first_token_seconds",
             "Time from the arrival of an HTTP request to the first output token of a choice.",
@@ -107,7 +107,8 @@ class HttpMetrics:
         self.expect([NO_ROUTE])
 
     def expect(self, routes: Iterable[str]) -> None:
-        """Create the time series of these path templates, before the first request."""
+        """Create the time series of the request counter for these path templates, with value 0, before the
+        first request."""
         for route in routes:
             for status in (*sorted(map(str, STATUSES)), OTHER):
                 self._answered(route, status)

@@ -38,7 +38,8 @@ FREE_PART: Final = re.compile(r"\{\w+:path\}")
 """Pattern of a path parameter that may contain slashes, such as `{name:path}`."""
 DROPPED: Final = b"x-baton-dropped-tools"
 PROBE_STATUSES: Final = frozenset({200, 503})
-"""HTTP statuses with which health probes are normally answered. Such responses are not counted in metrics."""
+"""HTTP statuses of normal answers to health probes. Probes answered with one of them are not counted in
+metrics."""
 
 log = Log(__name__)
 

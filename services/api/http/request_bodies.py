@@ -113,9 +113,9 @@ async def read_body(
 ) -> M:
     """Read the request's body, and return it parsed as `shape`.
 
-    `incoming`: counts the body's bytes. `limit`: most bytes. `timeout_s`: seconds for the whole body.
-    `commas_max`: most commas. Raises ApiError that names the invalid field, ClientGone if the connection
-    closed before the end, and Overloaded.
+    `incoming`: share of the body in the memory limits. `limit`: most bytes. `timeout_s`: seconds for the
+    whole body. `commas_max`: most commas. Raises ApiError that names the invalid field, ClientGone if the
+    connection closed before the end, and Overloaded.
     """
     exchange = exchange_of(request)
     media_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -68,7 +68,7 @@ class MessagesRendering:
         self._place = -1
         """Index of the last content block in the message, or -1 before the first block."""
         self._open: type[ContentDelta] | type[ReasoningDelta] | type[AnsweredCallStart] | None = None
-        """Type of the last content block while it is open, else None."""
+        """Type of the content block that was begun last. None if no block is open."""
         self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None
 
     @property
@@ -154,7 +154,8 @@ class MessagesRendering:
         return {"type": "content_block_stop", "index": self._place}
 
     def _ready(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> Chunks:
-        """Return the events that open a content block of type `kind`, unless one of this type is open."""
+        """Return the events that close another open content block and open one of type `kind`. There are none
+        if such a block is open."""
         if self._open is kind:
             return []
         chunks: Chunks = [*self._closed(), self._opened(_empty(kind))]

@@ -319,7 +319,7 @@ class CountRequest(Shape):
     output_format: OutputFormat | None = None
     """Older name of the field `output_config.format`."""
     chat_template_kwargs: Words = Field(default_factory=dict)
-    """Variables for the chat template, in addition to those for `thinking`."""
+    """Variables for the chat template. They are set in addition to those that the field `thinking` sets."""
     thread: dict[str, Any] | None = None
     """Reference to a conversation that Anthropic's server stores. It is refused, because none is stored here.
     """

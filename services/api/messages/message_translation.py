@@ -39,7 +39,7 @@ BILLING: Final = "x-anthropic-billing-header:"
 """Beginning of a system text with which Claude Code tells Anthropic the payer. The text is left out: it comes
 first and differs in each request, so that no two prompts would share a prefix."""
 WRONG: Final = "Error: "
-"""Prefix of the result of a tool that failed."""
+"""Text that is put before the result of a tool call, in the prompt, if the tool failed."""
 UNTHREADED: Final = (
     "'thread' is not supported: no conversation is kept; send the whole of it without 'thread'."
 )
@@ -129,9 +129,9 @@ def _misplaced(path: str, why: str) -> ApiError:
 
 
 def _add(turn: _ChatTurn, content: str | Sequence[Block], here: str, *, said: bool = True) -> None:
-    """Add the content of a message to the turn.
+    """Add the content of one message to the turn that it is part of.
 
-    `here`: path of the content. `said`: whether the message has the turn's own role.
+    `here`: path of the content in the request body. `said`: whether the message has the turn's own role.
     """
     first = len(turn.texts)
     if isinstance(content, str):
@@ -210,9 +210,9 @@ def _result(result: ToolResult, path: str, behind: Sequence[tuple[str, str]] = (
 
 
 def _paths(texts: Sequence[tuple[str, str]], first: int = 0) -> dict[str, str]:
-    """Return the body's paths of a message's texts, by the path in the chat message.
+    """Return the paths of a message's texts in the request body, by their paths in the chat message.
 
-    `first`: index of the first text in the chat message.
+    `texts`: pairs of text and path. `first`: index of the first text in the chat message.
     """
     return {f".content[{place}].text": path for place, (_, path) in enumerate(texts, first)}
 

@@ -27,7 +27,7 @@ class ChatInput:
     tools: Sequence[Mapping[str, Any]]
     documents: Sequence[Mapping[str, Any]]
     words: Mapping[str, Any]
-    """Further template variables, by name."""
+    """Variables of the chat template in addition to the other fields here, by name."""
     add_generation_prompt: bool
     continues: bool
     """Whether the prompt ends within the last message, so that the model continues it."""
@@ -127,7 +127,7 @@ def _check_end(body: Conversation) -> None:
 
 
 Turn = tuple[Message, str | None]
-"""A message, with its reasoning or None."""
+"""One message of a chat, and its reasoning or None."""
 
 
 def _joined_turns(messages: Sequence[Message], reasoning: Sequence[str | None]) -> list[Turn]:
@@ -180,16 +180,16 @@ def _template_message(message: Message, reasoning: str | None) -> dict[str, Any]
 
 
 def _template_call(call: ToolCallParam) -> Mapping[str, Any]:
-    """Return a tool call with its arguments both as JSON text and as an object. The chat template then gets
-    the form that it supports."""
+    """Return a tool call for a chat template, with its arguments both as JSON text and as an object.
+    `ChatTemplate` later picks the form that the template supports."""
     function = {"name": call.function.name, "arguments": call.function.arguments}
     object_ = arguments_object(call.function.arguments)
     return {"id": call.id, "type": call.type, "function": function, "object": object_}
 
 
 def texts_of(message: Message, here: str) -> list[tuple[str, str]]:
-    """Return all texts of a message as pairs of field path and text. `here`: path of the message, such as
-    `messages[0]`."""
+    """Return all texts of a chat message as pairs of field path and text, such as (`messages[0].content`, …).
+    `here`: path of the message."""
     content = message.content
     texts = (
         [(f"{here}.content", content)]

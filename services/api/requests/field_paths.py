@@ -25,15 +25,16 @@ M = TypeVar("M", bound=Shape)
 
 @dataclass(slots=True)
 class FieldPaths:
-    """Map from the field paths of a chat request to those of the client's body. It is filled while the body
-    is translated into the chat request."""
+    """Map from the field paths of a chat request to those of the client's body, for error messages. It is
+    filled while the body is translated into the chat request."""
 
     paths: dict[str, str] = field(default_factory=dict)
-    """Paths in the client's body, by path in the chat request. They also translate all paths below, whose
-    further steps are the same. A path below may have an entry of its own."""
+    """Field path in the client's body, by field path in the chat request. An entry also holds for the paths
+    below it, unless they have their own entries."""
 
     def own(self, path: str) -> str:
-        """Return the path in the client's body for a path in the chat request."""
+        """Return the field path in the client's body for `path`, the path of the same field in the chat
+        request."""
         known = path
         while known not in self.paths:
             cut = max(known.rfind("."), known.rfind("["))
@@ -59,8 +60,8 @@ class FieldPaths:
 
 
 def made(shape: type[M], fields: dict[str, Any], terms: FieldPaths) -> M:
-    """Return `fields`, the translated body, validated as `shape`. Raises ApiError with the paths of the
-    client's body."""
+    """Return the chat request with the given `fields`, into which a client's body was translated, validated
+    as `shape`. Raises ApiError with field paths of the client's body."""
     try:
         return shape.model_validate(fields)
     except ValidationError as error:

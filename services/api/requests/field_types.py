@@ -246,7 +246,8 @@ OPTIONS: Final = "x-guidance"
 
 
 def none_if_false(value: Any) -> Any:
-    """Return None for `false`, which SGLang's clients send if they want no log-probabilities."""
+    """Return None for the value `false`, which SGLang's clients send in a number field if they want no
+    log-probabilities. Return any other value unchanged."""
     return None if value is False else value
 
 

@@ -20,7 +20,7 @@ class OfferedTool:
     is_strict: bool
     """Whether the arguments of a call have to match the schema."""
     template: Mapping[str, Any]
-    """Definition of the tool in the format that chat templates take."""
+    """Definition of the tool as the chat template gets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class Meaning:
     choices: int = 1
     """Number of choices that are returned for each prompt."""
     drawn: int = 1
-    """Number of choices that are generated for each prompt. The best of them are returned."""
+    """Number of choices that are generated for each prompt. If it exceeds `choices`, the best of them are
+    returned."""
     tools: ToolOptions = field(default_factory=ToolOptions)
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     continued: str | None = None
@@ -102,7 +103,7 @@ class Meaning:
     includes_stop: bool = False
     """Whether the text of the answer includes the stop string that ended it."""
     has_stop_ids: bool = False
-    """Whether the client gave stop token ids."""
+    """Whether the client set `stop_token_ids`."""
     skips_special: bool = True
     """Whether special tokens are left out of the text of the answer."""
     usage_at_end: bool = False

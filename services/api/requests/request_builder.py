@@ -24,7 +24,8 @@ from baton.rooms.request import Grammar, Request, Sampling
 from baton.rooms.trace import TraceContext
 
 FEW_LOGPROBS: Final = 256
-"""Log-probabilities per token up to which the context alone limits how many a response may have."""
+"""Number of log-probabilities per token up to which a response may have any number of them. Above it,
+SHOWN_LOGPROBS_MAX limits them."""
 SHOWN_LOGPROBS_MAX: Final = 2**20
 """Most log-probabilities in the response to one request, if it asks for more than FEW_LOGPROBS per token. As
 JSON they take some hundred megabytes."""
@@ -132,8 +133,8 @@ def _prompt_alternatives(
     vocabulary: int,
     bounds: Bounds,
 ) -> tuple[int | None, str]:
-    """Return the number of alternatives to report for each prompt token, and the field that asks for them.
-    None: no log-probabilities of the prompt. Raises ApiError."""
+    """Return the number of alternatives to report for each prompt token, and the name of the request field
+    that asks for them. The number is None if no field does. Raises ApiError."""
     top, param = scored(body) if meaning.shows_prompt else (None, "")
     if top is None:
         return None, ""

@@ -40,5 +40,5 @@ def sampling_fields_of(body: RecommendedSampling, defaults: RecommendedSampling)
 
 
 def differing(recommended: RecommendedSampling) -> dict[str, Any]:
-    """Return the recommended parameters, by name, that differ from Baton's own defaults."""
+    """Return the recommended sampling parameters that differ from Baton's own defaults, by name."""
     return recommended.model_dump(exclude_defaults=True)

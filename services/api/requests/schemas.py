@@ -127,8 +127,8 @@ class Message(Shape):
     parsed: Any = None
     """The content as OpenAI's client library parsed it. The library sends it back, and Baton ignores it."""
     refusal: Nothing = None
-    """Field that has to be empty, like the next ones. They are empty in answers that clients send back
-    unchanged."""
+    """Refusal in an answer that the client sends back. It has to be empty, like `annotations` and the fields
+    after it."""
     annotations: Nothing = None
     audio: Nothing = None
     function_call: Nothing = None
@@ -211,7 +211,8 @@ class ResponseFormat(Shape):
 
 
 class StructuredOutputs(Shape):
-    """vLLM's `structured_outputs`, which constrains the answer by one of the first five fields."""
+    """Value of vLLM's request field `structured_outputs`. One of `json`, `regex`, `choice`, `grammar` and
+    `json_object` constrains the answer."""
 
     json_: JsonSchema | None = Field(None, alias="json")
     regex: str | None = None
@@ -276,8 +277,8 @@ class Sampled(RecommendedSampling):
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=CACHE_SALT_CHARS_MAX)] | None = None
     """Salt of the prefix cache. Prompts with different salts share no cached KV."""
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's constraints on the answer. The next fields constrain it, too (`constraints.py`): vLLM's older
-    names, and SGLang's."""
+    """vLLM's constraints on the answer. vLLM's older `guided_…` fields and SGLang's fields, which follow,
+    constrain it as well (`constraints.py`)."""
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
     guided_choice: Choices = Field(default_factory=list)
@@ -376,7 +377,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompts
     add_special_tokens: bool = True
     max_tokens: Annotated[Whole, Field(ge=0)] | None = COMPLETION_TOKENS_DEFAULT
-    """Most output tokens. 0 is allowed with `echo`: then only the prompt is returned."""
+    """Most output tokens of each choice. 0 is allowed with `echo`: the response then has only the prompt."""
     logprobs: Annotated[Logprobs | None, BeforeValidator(none_if_false)] = None
     echo: bool = False
     """Whether the answer begins with the prompt. If `logprobs` is set, it includes the prompt's

@@ -119,8 +119,8 @@ def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
 
 
 def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list[Any]:
-    """Return the steps of a path that exist in the body. The others are pydantic's own, except for the last
-    step of a `missing` field."""
+    """Return those steps of pydantic's error path `loc` that exist in the client's body. Other steps name
+    types of pydantic. If a field is `missing`, the last step is its name and stays."""
     steps, value, last = [], body, len(loc) - 1
     for place, step in enumerate(loc):
         named = isinstance(value, dict) and step in value

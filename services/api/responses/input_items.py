@@ -106,7 +106,7 @@ class ReferenceItem(Shape):
 
 
 class ChatItem(Shape):
-    """A conversation item that is a message in another API's form."""
+    """A conversation item that is a message in another API's form, such as one of Chat Completions."""
 
     message: Message
 
@@ -178,7 +178,7 @@ def items_of(message: Message) -> list[tuple[CompleteItem, str]]:
 
 
 def plain(item: CompleteItem, id_: str) -> dict[str, Any]:
-    """Return a conversation item in the JSON form in which responses have it.
+    """Return a conversation item as JSON, in the form that the Responses API returns.
 
     `id_`: id for an item that has none.
     """

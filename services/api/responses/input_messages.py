@@ -18,25 +18,26 @@ from baton.api.responses.signed_reasoning import NotOurs, ReasoningSigner
 
 ABOVE: Final = ("system", "developer")
 BETWEEN: Final = "\n\n"
-"""Separator between the instructions and leading system or developer texts, which become one message."""
+"""Text that separates the instructions from the system or developer messages after them, which become one
+message with them."""
 
 
 class Placed(NamedTuple):
-    """A conversation item with its path in the request body."""
+    """An item of a conversation in the Responses API, with its path in the request body."""
 
     item: CompleteItem
     path: str
     content: str = ""
-    """Path of a message's content in the request body, if the item is not written as an object there. Else
-    ""."""
+    """Path of the message's content in the request body. Empty if the item is written as an object, so that
+    the content is its field `content`."""
 
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """A message of the assistant to which further items may be added."""
+    """A message of the assistant that is being built from consecutive items: reasoning, texts, tool calls."""
 
     place: int
-    """Index of the assistant's message in the chat."""
+    """Index of the assistant's message in the list of chat messages."""
     reasoning: list[str] = field(default_factory=list)
     said: list[str] | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +60,8 @@ class MessageBuilder:
     def __init__(self, carrier: ReasoningSigner, terms: FieldPaths) -> None:
         """Start a conversation without messages.
 
-        `carrier`: verifies signed reasoning. `terms`: gets the request body's paths of the messages.
+        `carrier`: verifies signed reasoning that the client sends back. `terms`: map of field paths, to which
+        the path of each message's source in the request body is added.
         """
         self._carrier = carrier
         self._paths = terms.paths
@@ -67,10 +69,11 @@ class MessageBuilder:
         self._open: _AssistantTurn | None = None
 
     def of(self, instructions: str | None, items: Sequence[Placed]) -> list[dict[str, Any]]:
-        """Return the chat messages for instructions and items. Raises ApiError.
+        """Return the chat messages for the request's `instructions` and the items of its conversation. Raises
+        ApiError.
 
-        With instructions, leading texts of the system and the developer are joined to them in one message,
-        because many chat templates accept only one.
+        If there are instructions, the system's and developer's texts at the beginning are joined to them in
+        one message. Many chat templates accept only one system message.
         """
         rest: Iterable[Placed] = items
         if instructions is not None:
@@ -172,7 +175,8 @@ def joined(texts: str | Sequence[str]) -> str:
 
 
 def _parts(content: str | list[str]) -> str | list[dict[str, str]]:
-    """Return the content of an item as the content of a chat message."""
+    """Return the content of a conversation item as a chat message's content: a text or a list of
+    text parts."""
     return content if isinstance(content, str) else [{"type": "text", "text": each} for each in content]
 
 

@@ -34,7 +34,7 @@ IN_PROGRESS: Final = "in_progress"
 
 
 class ResponseBuilder:
-    """Builder of the output items of one response, and of their events."""
+    """Builder of the output items of one response, and of the events that stream them to the client."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Message:
 
 
 class _Reasoning:
-    """An output item with reasoning that is being written, shown as reasoning text."""
+    """An output item that holds reasoning as `reasoning_text` content, while it is being written."""
 
     def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None) -> None:
         self.place = place

@@ -26,9 +26,9 @@ class ResponseIds:
         self.answer = ANSWER + number
 
     def of_item(self, kind: str, place: int) -> str:
-        """Return the id of an item of the response.
+        """Return the id of an output item of the response.
 
-        `kind`: prefix of the id, which is msg, rs or fc. `place`: index among the response's items.
+        `kind`: prefix of the id: msg, rs or fc. `place`: index of the item in the response's output.
         """
         return f"{kind}_{self._number}_{place}"
 

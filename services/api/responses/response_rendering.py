@@ -45,8 +45,8 @@ class ResponsesRendering:
 
     framing = NAMED
     text_alone = False
-    """Whether a delta of plain text may be sent without other fields. False here, because each event has its
-    own number."""
+    """Whether deltas of plain text may use the fast path that only fills in the text. False here, because
+    each event has its own `sequence_number`."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class ResponsesRendering:
         self._token_text = partial(token_text, tokenizer=model.tokenizer)
         self.shows_logprobs = logprobs
         self._waiting: list[ChosenLogprob] = []
-        """Log-probabilities of tokens that have given no text yet, and are shown with the text that follows.
-        """
+        """Log-probabilities of tokens that have given no text yet, such as a part of a character. They are
+        shown with the next text."""
         self._apart = False
-        """Whether the last part of the answer was reasoning or a tool call."""
+        """Whether the last part of the answer was reasoning or a tool call, and not content."""
         self._finish: FinishReason | None = None
         self._events = 0
 
@@ -156,9 +156,9 @@ class ResponsesRendering:
         logprobs: Sequence[ChosenLogprob],
         finish: FinishReason | None,
     ) -> list[ResponsesEvent]:
-        """Add parts of the answer to the response, and return the events.
+        """Add parts of the answer to the response, and return the events that the client gets for them.
 
-        `logprobs`: log-probabilities of the first text among the parts, or of the last message's end.
+        `logprobs`: log-probabilities of the first text among the parts, or of the end of the last message.
         `finish`: reason why the answer ended, or None.
         """
         making, events = self._making, list[ResponsesEvent]()

@@ -40,7 +40,7 @@ ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 METADATA_MAX: Final = 16
 METADATA_NAME_CHARS_MAX: Final = 64
 METADATA_CHARS_MAX: Final = 512
-"""Most characters of one value in `metadata`. This bound and the two before it are OpenAI's."""
+"""Most characters of one value in `metadata`. The three limits on `metadata` are OpenAI's."""
 
 
 def _included(value: str) -> str:
@@ -104,7 +104,7 @@ class OtherTool(BaseModel):
 
     @property
     def title(self) -> str:
-        """Type and name of the tool, for a response header."""
+        """Type and name of the tool, as printable text for a response header."""
         text = self.type if self.name is None else f"{self.type} {self.name}"
         return re.sub(r"[^!-+\--~ ]", "?", text)
 
@@ -204,7 +204,8 @@ class ResponsesRequest(Sampled):
 
     input: Input
     instructions: str | None = None
-    """Instructions for this response alone. A response that continues it does not inherit them."""
+    """System instructions for this response alone. A later response with this one as `previous_response_id`
+    does not inherit them."""
     previous_response_id: Id | None = None
     model: str | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
@@ -231,8 +232,8 @@ class ResponsesRequest(Sampled):
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: Words = Field(default_factory=dict)
     user: str | None = None
-    """Identifier of the client's end user. This field and the next three concern the platform, and the
-    response repeats them."""
+    """Identifier of the client's end user. It is ignored and repeated in the response, like the three fields
+    after it."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
@@ -250,7 +251,8 @@ class ResponsesRequest(Sampled):
                 yield f"input[{place}].tools", item.tools
 
     def functions(self) -> Iterator[tuple[FunctionTool, NamespaceTool | None, str]]:
-        """Yield each function of the request with its namespace and its path. A repeated one comes once."""
+        """Yield each function of the request, its namespace or None, and the path of its list of tools. A
+        function that several lists repeat is yielded once."""
         seen: list[tuple[FunctionTool, str | None]] = []
         for path, tools in self.tool_lists():
             for function, namespace, where in _functions(tools, path):

@@ -43,7 +43,7 @@ class StoredResponse:
 
 @dataclass(slots=True)
 class _Owned:
-    """Stored responses of one owner (an API key), the least recently used first."""
+    """Stored responses of one owner (an API key), by id, the least recently used first."""
 
     answers: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
@@ -78,9 +78,11 @@ class ResponseStore:
         return self._most > 0
 
     def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> bool:
-        """Store a response under its id, if there is space. Return whether it was stored.
+        """Store a response of the Responses API under its id, if there is space. Return whether it was
+        stored.
 
-        `items`: input items that the response answers. `owner`: identifier of the caller.
+        `answer`: the response as the client gets it. `items`: input items that it answers. `owner`:
+        identifier of the caller.
         """
         kept = StoredResponse(to_json(answer), to_json(items))
         if kept.size > self._bytes_max or not self._most:
@@ -111,7 +113,8 @@ class ResponseStore:
         return True
 
     def _share(self, owned: "_Owned") -> float:
-        """Return the fraction of the store that an owner uses, by number or by bytes, whichever is larger."""
+        """Return the fraction of the store that one owner's responses use. It is the larger one of two
+        fractions: by number and by bytes."""
         return max(len(owned.answers) / self._most, owned.size / self._bytes_max)
 
     def _remove(self, id_: str, owner: bytes) -> None:

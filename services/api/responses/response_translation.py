@@ -40,12 +40,12 @@ SAME: Final[Mapping[str, str]] = {
     "response_format.json_schema": "text.format",
     "tool_calls": "function_call",
 }
-"""Field of the Responses API, by the chat request's field that it becomes, so that errors can name the
-former."""
+"""Field of the Responses API, by the field of the chat request into which it is translated. Error messages
+about the chat request are rewritten by this table."""
 
 
 def looked_up(body: ResponsesRequest, kept: ResponseStore, owner: bytes) -> list[Placed]:
-    """Return all items of the conversation, including stored ones. Raises ApiError.
+    """Return all items of the conversation, stored ones first. Raises ApiError.
 
     `kept`: store of responses. `owner`: identifier of the caller, whose stored responses are found.
     """
@@ -198,9 +198,10 @@ def _function(function: FunctionTool, namespace: NamespaceTool | None) -> dict[s
 
 
 def _choice(body: ResponsesRequest) -> str | ForcedTool | AllowedTools:
-    """Return the tool choice of a request, with the function names that the model knows.
+    """Return the request's tool choice for the chat request. A function is named as the model knows it, with
+    its namespace.
 
-    A function of a namespace may be named without the namespace, if its name is unique.
+    The request may leave the namespace out if the function's name is unique.
     """
     choice = body.tool_choice
     match choice:

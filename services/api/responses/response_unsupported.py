@@ -9,7 +9,7 @@ from baton.api.requests.unsupported_fields import OPENAI_UNSUPPORTED, Unsupporte
 IGNORED: Final = frozenset(
     ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")
 )
-"""Request fields that are ignored, because they concern the platform around a model."""
+"""Request fields that Baton accepts and ignores, because they concern the platform around a model."""
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "context_management": ([],),
@@ -30,7 +30,8 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
     "tools.[]": frozenset({"async", "function", "cache_control", "format"}),
     "tools.[].tools.[]": frozenset({"async", "function", "format"}),
 }
-"""Request fields of this and other APIs that are refused by name, by the path of the object that has them."""
+"""Request fields that are refused by name, by path of the object that has them, such as `tools.[]`. They are
+known from other releases of the Responses API, and from other APIs."""
 INSTEAD: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_output_tokens",
     "max_new_tokens": "max_output_tokens",

@@ -50,7 +50,8 @@ class MessagesRefused(Exception):
 
 
 class Shows(NamedTuple):
-    """Which forms of a message's content (text, parts) a template renders completely, for one role."""
+    """Forms of a message's content (one text, list of parts) that a chat template renders completely, for one
+    role."""
 
     text: bool
     parts: bool
@@ -65,7 +66,7 @@ class Calls(NamedTuple):
     objects: bool
     """Whether the arguments of a call are an object, instead of JSON text."""
     content: str | None
-    """Content of a message that has only tool calls: None, or an empty text."""
+    """Content that the template needs in an assistant's message that has only tool calls: None or ""."""
     short_ids: bool
     """Whether the ids of calls have nine letters and digits, as Mistral's templates require."""
 
@@ -74,8 +75,11 @@ class ChatTemplate:
     """A model's chat template. Immutable to its callers, and safe to use from several threads."""
 
     def __init__(self, reference: Any, named: str | None = None, text: str | None = None) -> None:
-        """Wrap the chat template of a transformers tokenizer, `reference`. `named`: name of the template, if
-        the tokenizer has several. `text`: source of another template to use instead."""
+        """Wrap the chat template of `reference`, a transformers tokenizer.
+
+        `named`: name of the template, if the tokenizer has several. `text`: source of another template to use
+        instead.
+        """
         self._reference = reference
         self._named = named
         self._own = text
@@ -198,7 +202,7 @@ class ChatTemplate:
 
     @cached_property
     def _results(self) -> bool:
-        """Whether the template renders the results of tool calls."""
+        """Whether the chat template renders the results of tool calls, found by trying test messages."""
         if self._calls is None:
             return False
         result = {"role": "tool", "content": SECOND, "tool_call_id": _id(CALL_ID, self._calls)}
@@ -212,8 +216,8 @@ class ChatTemplate:
     def _in_words(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the messages, in which tools, calls and results that the template does not support are
-        written as text."""
+        """Return the messages for the chat template, with tools, tool calls and tool results written as text
+        if the template does not support them."""
         if any(message["role"] == "tool" for message in messages) and not self._results:
             messages = with_results_as_text(messages)
         if any("tool_calls" in message for message in messages) and self._calls is None:
@@ -306,7 +310,7 @@ class ChatTemplate:
         return self._tried_with(beside.get(role, [message, user]), ())
 
     def _tried_with(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text that the template renders for test messages; "" if it fails."""
+        """Return the text that the chat template renders for test messages. Return "" if it fails."""
         variables = {"tools": tools} if tools else {}
         try:
             return self._render(messages=messages, add_generation_prompt=False, **variables)
@@ -315,9 +319,10 @@ class ChatTemplate:
 
 
 WRONG: Final = (f"'{KEY}'", f'\\"{KEY}')
-"""Pieces of rendered text which show that a template got an object instead of a text, or the reverse."""
+"""Pieces of rendered text which show that a chat template got tool-call arguments as an object instead of
+JSON text, or the reverse."""
 NOTHING: Final = "None"
-"""Piece of rendered text which shows that a template got None instead of a text."""
+"""Piece of rendered text which shows that a chat template was given None where it needs a text."""
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -325,7 +330,7 @@ def _user(text: str) -> dict[str, Any]:
 
 
 def ending(messages: Sequence[Mapping[str, Any]], end: str) -> list[Mapping[str, Any]]:
-    """Return the messages, with the text `end` appended to the content of the last one."""
+    """Return chat messages with the text `end` appended to the content of the last one."""
     last = messages[-1]
     content = last["content"]
     said = (
@@ -350,7 +355,8 @@ def _called(calls: Calls) -> list[dict[str, Any]]:
 
 
 def _id(own: str, calls: Calls) -> str:
-    """Return the id of a tool call as the template accepts it. A call and its result get the same id."""
+    """Return the id of a tool call as the chat template accepts it: unchanged, or a hash if ids must be
+    short. Equal ids stay equal."""
     if not calls.short_ids or (len(own) == SHORT_ID_CHARS and own.isalnum()):
         return own
     return hashlib.sha256(own.encode()).hexdigest()[:SHORT_ID_CHARS]

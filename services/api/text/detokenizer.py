@@ -20,8 +20,8 @@ REPLACEMENT: Final = "\ufffd"
 CONTEXT_TOKENS: Final = 8
 """Number of tokens at the end of the prompt that are decoded together with the first output token."""
 PENDING_TOKENS_MAX: Final = 64
-"""Most tokens whose text is held back. No character is that long, so by then their bytes are surely
-invalid."""
+"""Most tokens whose text is held back as incomplete. No character has that many tokens, so their bytes must
+be invalid."""
 CUT_TOKENS_MAX: Final = 8
 
 
@@ -33,7 +33,7 @@ class Codec(Protocol):
 
 
 class NoTexts(dict[int, str | None]):
-    """Map in which no token has a fixed text, so that each token is decoded."""
+    """Map from token id to text in which every text is None, so that the detokenizer decodes each token."""
 
     def __missing__(self, _: int) -> None:
         return None
@@ -62,10 +62,11 @@ class Detokenizer:
         self._whole_texts = whole_texts
         self._skip_special = skip_special_tokens
         self._ids = list(prompt[-CONTEXT_TOKENS:])
-        """Window of tokens to decode together: tokens whose text was returned, then the pending ones."""
+        """Ids of the tokens to decode together (the window): first tokens whose text was returned, then those
+        whose text is held back."""
         self._known = len(self._ids)
         self._known_text: str | None = None
-        """Text of the window's tokens whose text was returned. It is decoded on demand."""
+        """Decoded text of those window tokens whose text was already returned. None until it is needed."""
 
     def push(self, token_id: int) -> str:
         """Add an output token, and return the text that has become final; "" while a character is
@@ -90,8 +91,10 @@ class Detokenizer:
         return self._settle(self._decode(self._ids), len(self._ids))
 
     def _settle(self, text: str, upto: int) -> str:
-        """Return the part of `text` that was not returned before, and move the window. `text`: decoded from
-        the first `upto` tokens of the window."""
+        """Return the part of `text` that was not returned before, and drop settled tokens from the window.
+
+        `text`: text of the first `upto` tokens of the window.
+        """
         known = self._known_text
         if known is None:
             known = self._known_text = self._decode(self._ids[: self._known])
@@ -109,8 +112,8 @@ class Detokenizer:
         return added
 
     def _clean_cut(self, text: str) -> int:
-        """Return the last index at which the window can be cut between two characters. Return its length if
-        there is none."""
+        """Return the last number of window tokens after which the decoded text can be cut between two
+        characters. Return the window's length if no cut is possible."""
         end = len(self._ids)
         for cut in range(end - 1, max(end - CUT_TOKENS_MAX, self._known), -1):
             if self._decode(self._ids[:cut]) + self._decode(self._ids[cut:]) == text:

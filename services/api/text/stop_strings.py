@@ -20,11 +20,12 @@ class StopStrings:
         self._include = include
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text, or None so far. No text may be pushed after it."""
+        """The stop string that ended the text. None: no stop string was found so far. After one was found, no
+        text may be pushed."""
 
     def push(self, text: str, *, armed: bool = True) -> str:
-        """Append `text`, and return the text that may be sent now. With `armed` off, stop strings that end in
-        `text` do not count."""
+        """Append `text`, and return the text that cannot be part of a stop string and may be sent now.
+        `armed`: whether a stop string that ends in `text` ends the choice."""
         if not self._stops:
             return text
         held, self._held = len(self._held), self._held + text
@@ -44,8 +45,8 @@ class StopStrings:
         return sent
 
     def _first(self, old: int) -> tuple[int, str] | None:
-        """Return the start and the string of the match that ends first. Matches within the first `old`
-        characters do not count."""
+        """Return the start and the text of the stop string that ends first in the held-back text, or None.
+        Stop strings that end within its first `old` characters were searched for before."""
         found: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = self._held.find(stop, max(0, old - len(stop) + 1))
@@ -54,8 +55,8 @@ class StopStrings:
         return None if found is None else found[1:]
 
     def _claimed_from(self, end: int) -> int:
-        """Return the start of the longest end of the held text that may begin a stop string. Return `end` if
-        there is none."""
+        """Return the index in the held-back text from which it may be the beginning of a stop string. Return
+        `end` if no stop string may have begun."""
         claimed = end
         for stop in self._stops:
             at = max(0, end - len(stop) + 1)

@@ -21,7 +21,7 @@ PREFACE_CHARS_MAX: Final = 2**20
 MESSAGE_EXTRAS: Final = ("tool_calls", "reasoning_content")
 """Fields of a message that a template renders in addition to the content."""
 COUNTED: Final = "baton_counted"
-"""Name of the template variable that holds the function which counts loop iterations."""
+"""Name of the template variable that holds `Iterations.counted`, the function that counts loop iterations."""
 
 
 class ChatTemplateFailed(Exception):
@@ -49,7 +49,8 @@ class Iterations:
 
 
 def compile_counting(environment: Any, template: str) -> Any:
-    """Return the compiled template, in which each loop iterates through `Iterations.counted`."""
+    """Return the chat template compiled so that each of its loops counts its iterations
+    (`Iterations.counted`)."""
     tree = environment.parse(template)
     for loop in tree.find_all(nodes.For):
         loop.iter = nodes.Call(nodes.Name(COUNTED, "load"), [loop.iter], [], None, None).set_lineno(

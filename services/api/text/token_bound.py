@@ -24,10 +24,11 @@ SHRINKS: Final[Mapping[str, int]] = {
     "Prepend": 1,
     "Strip": 1,
 }
-"""Normalizer steps, each with the largest factor by which it may shorten a text's UTF-8. For Strip,
-whitespace does not count."""
+"""Largest factor by which a step of a tokenizer's normalizer may shorten the UTF-8 of a text, by type of
+step. For Strip, whitespace does not count."""
 ADDS_ONLY: Final = frozenset({"ByteLevel", "Prepend"})
-"""Normalizer steps that change no character of a text and only add some."""
+"""Types of normalizer steps that keep every character of a text, and only add characters or write them
+otherwise."""
 DROPS_NOTHING: Final = frozenset(
     {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 )
@@ -54,14 +55,14 @@ class NoBound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """Parameters of the lower bound for one tokenizer: which bytes count, and how many of them a token
-    covers."""
+    """Parameters of the lower bound on token counts for one tokenizer: bytes that count, and how many of them
+    one token covers."""
 
     bytes_per_token: int
     uncounted: bytes
-    """Byte values that may be in no token, and so do not count."""
+    """Byte values that the bound does not count, because they may become part of no token."""
     counts_wide_spaces: bool
-    """Whether whitespace characters beyond ASCII count."""
+    """Whether the bound counts whitespace characters beyond ASCII. Some tokenizers drop or replace them."""
     long_tokens: tuple[str, ...]
     """Added tokens that cover more bytes than `bytes_per_token`."""
 
@@ -79,7 +80,8 @@ class TokenBound:
     """Lower bound on the number of tokens of a text, for one tokenizer."""
 
     def __init__(self, backend: Any) -> None:
-        """Find the bound of a tokenizer, if it has one. `backend`: a `tokenizers.Tokenizer`."""
+        """Compute the lower bound on token counts for a tokenizer. If there is none, set `unknown_because`.
+        `backend`: a `tokenizers.Tokenizer`."""
         self._bound: _Bound | None = None
         self.unknown_because = ""
         """Reason why there is no bound; empty if there is one."""
@@ -94,8 +96,8 @@ class TokenBound:
         return None if self._bound is None else self._bound.bytes_per_token
 
     def least(self, text: str) -> int:
-        """Return the least number of tokens of `text`, without special tokens around it; 0 if there is no
-        bound."""
+        """Return a lower bound on the number of tokens of `text`, without special tokens around it; 0 if
+        there is no bound."""
         if self._bound is None:
             return 0
         return -(-self._bound.counted_bytes(text) // self._bound.bytes_per_token)
@@ -127,8 +129,8 @@ def _bound_of(backend: Any) -> _Bound:
 
 
 def _long_tokens(backend: Any, added: Sequence[Any], longest: int) -> tuple[str, ...]:
-    """Return the added tokens that are longer than any ordinary token, and that occur in a text as they are
-    spelled. `longest`: bytes of the longest ordinary token."""
+    """Return the texts of added tokens that are longer than any ordinary token, the longest first. Added
+    tokens that the normalizer changes are left out. `longest`: bytes of the longest ordinary token."""
     spelled = [each.content for each in added if backend.normalizer is None or not each.normalized]
     longer = sorted((each for each in spelled if _size(each) > longest), key=_size, reverse=True)
     return tuple(longer[:LONG_TOKENS_MAX])
@@ -139,14 +141,15 @@ def _size(text: str) -> int:
 
 
 def _size_added(backend: Any, content: str) -> int:
-    """Return the bytes that an added token may cover. The tokenizer may search for it in the normalised text,
-    so the longer spelling counts."""
+    """Return the most bytes that an added token may cover in a text. The tokenizer may search for it in the
+    normalised text, so the longer spelling counts."""
     normalised = content if backend.normalizer is None else backend.normalizer.normalize_str(content)
     return max(_size(content), _size(normalised))
 
 
 def _shrinks(normalizer: Sequence[Mapping[str, Any]]) -> int:
-    """Return the largest factor by which all normalizer steps together may shorten a text. Raises NoBound."""
+    """Return the largest factor by which all normalizer steps together may shorten the UTF-8 of a text.
+    Raises NoBound."""
     factor = 1
     for step in normalizer:
         if step["type"] == "Replace":
@@ -208,7 +211,8 @@ def _uncovered_bytes(backend: Any, normalizer: Sequence[Mapping[str, Any]], *, b
 
 
 def _has(backend: Any, vocabulary: Collection[str], letter: str) -> bool:
-    """Return whether the vocabulary has a token for `letter` at every position of a word."""
+    """Return whether the vocabulary has a token for `letter` at the start, in the middle and at the end of a
+    word. Some tokenizers spell these tokens with a prefix or a suffix."""
     prefix = getattr(backend.model, "continuing_subword_prefix", None) or ""
     suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
     return all(

@@ -38,8 +38,8 @@ class TooManyTokens(Exception):
     """Error: a text has more tokens than the caller allows."""
 
     def __init__(self, tokens: int, *, counted_all: bool = True) -> None:
-        """Set the message. `counted_all`: whether the text has exactly `tokens` tokens. Otherwise it has
-        more."""
+        """Create the error for a text of `tokens` tokens. `counted_all`: whether that is the exact number.
+        Otherwise the text has more."""
         super().__init__(f"it has {tokens} tokens" if counted_all else f"it has more than {tokens} tokens")
         self.tokens = tokens
         self.counted_all = counted_all
@@ -84,7 +84,7 @@ class Tokenizer:
         self._byte_of = byte_letters() if _is_byte_level(self._backend) else None
         self._bytes: dict[int, bytes] = {}
         self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
-        """Whether a text is exactly the bytes of its tokens, one token after the other."""
+        """Whether the tokenizer decodes tokens by joining their bytes, and does nothing else to the text."""
         self.whole_texts: Mapping[int, str | None] = _WholeTexts(self._whole_text)
         """Text of each token, by id, if it is whole characters that no other token can change. Otherwise
         None."""
@@ -151,7 +151,8 @@ class Tokenizer:
 
     @property
     def added(self) -> Mapping[str, int]:
-        """Ids of the tokens that were added to the trained vocabulary, by text."""
+        """Ids of the tokens that were added to the trained vocabulary (such as `<tool_call>`), by the token's
+        text."""
         return self._added_ids
 
     @property
@@ -164,8 +165,8 @@ class Tokenizer:
         self.chat.check()
 
     def beyond(self, vocabulary: int) -> list[str]:
-        """Return the spellings of tokens, ordered by id, that a model with only `vocabulary` token ids
-        lacks."""
+        """Return the spellings of the tokenizer's tokens with ids from `vocabulary` on, ordered by id. The
+        model has no embedding for them."""
         ids = {*range(vocabulary, self._backend.get_vocab_size()), *(id_ for id_ in self._added)}
         pieces = (self._added.get(id_) or self.piece(id_) for id_ in sorted(ids) if id_ >= vocabulary)
         return [piece for piece in pieces if piece]
@@ -250,7 +251,7 @@ def _is_byte_level(backend: Any) -> bool:
 
 
 def _decoders(backend: Any) -> list[str]:
-    """Return the types of the steps of a tokenizer's decoder."""
+    """Return the types of the decoder steps of a tokenizer, such as `ByteLevel`, in order."""
     if backend.decoder is None:
         return []
     state = json.loads(backend.decoder.__getstate__())

@@ -71,15 +71,15 @@ class FairThreadPool:
     process. Used from one event loop."""
 
     def __init__(self, text: str = "long prompt", done: str = "tokenised") -> None:
-        """Make the threads. `text`: name of what they work on. `done`: participle of what they do. Both are
-        for error messages."""
+        """Start the threads. Their error messages name the kind of text, `text`, and the kind of work, `done`
+        (a participle such as "tokenised")."""
         self._text, self._done = text, done
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=done)
         self._short, self._long = _Lane(THREADS), _Lane(LONG_AT_ONCE)
         self._waiting: dict[bytes, int] = {}
-        """Bytes of waiting texts, by caller."""
+        """Size in bytes of the waiting texts, by caller."""
         self.waiting_bytes = 0
-        """Bytes of waiting texts of all callers."""
+        """Size in bytes of the waiting texts of all callers."""
 
     async def run(self, caller: bytes, size: int, work: Callable[[], T]) -> T:
         """Run `work` in a thread and return its result. `size`: bytes of the text that it works on.

@@ -31,7 +31,7 @@ Plain = Mapping[str, Any]
 
 
 def with_tool_prompt(messages: Sequence[Plain], tools: Sequence[Plain], *, has_system: bool) -> list[Plain]:
-    """Return the messages with descriptions of the tools added to the system message.
+    """Return chat messages with descriptions of the tools added to the system message.
 
     `has_system`: whether the chat template supports a system message. If not, the descriptions are put before
     the text of the first message.

@@ -21,7 +21,8 @@ SEPARABLE: Final = frozenset(
 PLAIN: Final = frozenset({"type", "title", "description", "default", "examples"})
 """Schema keywords of a string argument that allow any string."""
 SHARED: Final = ("$defs", "definitions", "x-guidance")
-"""Keywords of a tool's schema that are copied into the schema of each property, which may need them."""
+"""Keywords of a tool's schema that are copied into the schema of each single property, which may refer to
+them."""
 
 
 class InexpressibleArguments(ValueError):

@@ -57,9 +57,10 @@ class Constraint:
     """Path of the request field that gives the constraint."""
     grammar: Grammar
     any_bnf: bool = False
-    """Whether the grammar may also be written in GBNF, which other servers call EBNF."""
+    """Whether a grammar given by the client may also be written in GBNF, which other servers call EBNF."""
     of_all: bool = False
-    """Whether reasoning and tool calls are constrained, too, and not only the content."""
+    """Whether the constraint applies to the whole output, including reasoning and tool calls. Otherwise it
+    applies to the content only."""
 
 
 class ConstraintCompiler:
@@ -78,8 +79,8 @@ class ConstraintCompiler:
         self._check = check
         self._turns = FairThreadPool("grammar", "compiled")
         self._results: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
-        """Result of compiling a constraint, by constraint: the grammar for workers, or the reason of its
-        refusal."""
+        """Compiler results by grammar and `any_bnf`: the grammar for workers, or the text of the reason why
+        it is refused."""
 
     async def grammar(self, request: Request, body: GenerationRequest) -> Grammar | None:
         """Return the grammar that the answer has to follow, or None if nothing constrains it.
@@ -180,7 +181,10 @@ class ConstraintCompiler:
         return constraints[0] if constraints else None
 
     async def _compile(self, request: Request, constraint: Constraint) -> Grammar:
-        """Return the compiled grammar of a constraint, perhaps from the cache. Raises as `grammar` does."""
+        """Return the compiled grammar of a constraint, from the cache or from the compiler process.
+
+        Raises ApiError if no answer can follow the constraint. Raises Overloaded and ClientGone.
+        """
         source = constraint.grammar, constraint.any_bnf
         found = self._results.get(source)
         if found is None:
@@ -251,7 +255,7 @@ def constraint_of(body: GenerationRequest) -> Constraint | None:
 
 @dataclass(frozen=True, slots=True)
 class _Blanks:
-    """A request's option for the whitespace between the parts of JSON, and the field that gives it."""
+    """Option of a request for the whitespace between parts of JSON, and the field that sets it."""
 
     param: str
     options: Mapping[str, Any]

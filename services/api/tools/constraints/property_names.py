@@ -56,7 +56,7 @@ class PropertyNamesReader:
     """Reader of the property names that the `propertyNames` schemas of one document allow."""
 
     def __init__(self, resolve: Callable[[str], Any]) -> None:
-        """Create the reader of one document.
+        """Create a reader for the `propertyNames` schemas of one JSON schema document.
 
         `resolve`: function that returns the target of a reference.
         """

@@ -63,7 +63,7 @@ def _are_disjoint(one: Any, other: Any, resolve: Resolve, depth: int) -> bool:
 
 
 def _followed(schema: Any, resolve: Resolve) -> Any:
-    """Return the target of a schema that is only a reference, and any other schema unchanged."""
+    """Return the target of a schema that is only a `$ref`, and any other schema unchanged."""
     for _ in range(DEPTH_MAX):
         if not isinstance(schema, Mapping) or schema.keys() - ANNOTATIONS != {"$ref"}:
             break
@@ -81,7 +81,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Any:
-    """Return the schema that an object's schema has for the property `name`."""
+    """Return the schema that an object schema has for its property `name`. True if patterns may apply."""
     if name in schema.get("properties", {}):
         return schema["properties"][name]
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)

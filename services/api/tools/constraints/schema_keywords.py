@@ -53,8 +53,8 @@ TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "on
 IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "contains"}
 )
-"""Schema keywords that apply other schemas to the same value, or evaluate its items. A schema with one of
-them keeps its `unevaluated…` keywords."""
+"""Schema keywords that apply other schemas to the same value, or evaluate its items. If one is present,
+`unevaluatedProperties` and `unevaluatedItems` are not rewritten."""
 BOUND: Final = 2**63 - 1024
 """Largest absolute value of a numeric bound that the grammar library takes. A larger bound is narrowed to it.
 """
@@ -68,7 +68,8 @@ def without(schema: Keywords, *words: str) -> Keywords:
 
 
 def with_also(schema: Keywords, *others: Any) -> Keywords:
-    """Return the schema with the schemas `others` as additional constraints, in `allOf`."""
+    """Return the schema with the schemas `others` added to its `allOf`, so that a value has to fit them as
+    well."""
     return {**schema, "allOf": [*schema.get("allOf", ()), *others]} if others else schema
 
 
@@ -149,7 +150,8 @@ def without_idle_contains(schema: Keywords) -> Keywords | bool:
 
 
 def without_idle_items(schema: Keywords) -> Keywords:
-    """Drop a `uniqueItems` that constrains nothing, and `additionalItems` if `items` is not a list."""
+    """Drop the schema keyword `uniqueItems` if it constrains nothing, and `additionalItems` if `items` is not
+    a list."""
     made = schema
     most: int = schema.get("maxItems", 2)
     if most < 2 or not schema.get("uniqueItems", True):
@@ -184,7 +186,8 @@ def without_condition(schema: Keywords) -> Keywords | bool:
 
 
 def without_negation(schema: Keywords) -> Keywords | bool:
-    """Replace `not` by the types, values or property names that it leaves, as far as possible."""
+    """Replace the schema keyword `not` by the types, enum values or property names that it leaves. If that is
+    impossible, the keyword stays."""
     if "not" not in schema:
         return schema
     negated, rest = schema["not"], without(schema, "not")
@@ -220,7 +223,8 @@ def _without_types(rest: Keywords, types: frozenset[str]) -> Keywords | bool | N
 
 
 def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
-    """Return the schema `rest` with these values excluded, or None if no keyword can express that."""
+    """Return the schema `rest` without these values. Return None if no keyword can express that, and False if
+    no value is left."""
     if "enum" in rest:
         left = [each for each in rest["enum"] if not any(is_equal(each, value) for value in values)]
         return {**rest, "enum": left} if left else False

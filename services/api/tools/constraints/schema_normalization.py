@@ -37,7 +37,7 @@ dropped, so that the schema is read as 2020-12."""
 MAY_BE_NULL: Final = frozenset({"const", "default"})
 """Schema keywords for which null is a meaningful value, so that it is not dropped."""
 SAME_VALUE: Final = frozenset({"allOf", "anyOf", "then", "else", "dependentSchemas"})
-"""Schema keywords whose subschemas describe the same value as the schema around them."""
+"""Schema keywords whose subschemas apply to the same value as the schema that contains them."""
 NEGATIVE: Final = frozenset({"not", "if", "oneOf", "propertyNames"})
 """Schema keywords whose subschemas exclude values or describe names, so that no type is inferred in them."""
 DEPTH_MAX: Final = 128
@@ -75,10 +75,10 @@ class _Document:
         self._root = root
         self._names = PropertyNamesReader(lambda reference: resolved(root, reference))
         self._moved: dict[Pointer, str] = {}
-        """Name of the new definition into which a subschema is moved, by the JSON pointer to the subschema.
-        """
+        """Name of the definition into which a too deeply nested subschema is moved, by the JSON pointer to
+        the subschema."""
         self._definitions: Keywords = {}
-        """New definitions, which are added to `$defs`, by name."""
+        """Definitions that are added to the schema's `$defs`, by name."""
         self._keeps_ids = False
 
     def normalized(self) -> Keywords:
@@ -114,7 +114,8 @@ class _Document:
                     open_schemas.append(target)
 
     def _schema(self, schema: Any, at: Pointer, depth: int, *, infers: bool) -> Any:
-        """Return the rewritten subschema, or a reference to it if it became a definition.
+        """Return the rewritten subschema. If it is nested too deep, it becomes a definition, and a reference
+        to it is returned.
 
         `at`: JSON pointer to the subschema. `depth`: number of schemas around it in its definition. `infers`:
         whether a missing type is inferred from the keywords.

@@ -79,7 +79,8 @@ SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "required": (_are_texts, "a list of texts"),
     "type": (_is_type, f"one of {', '.join(NAMED_TYPES)}, or a list of them"),
 }
-"""Check function for a schema keyword's value and a description of the expected value, by keyword."""
+"""Test of a schema keyword's value and a description of the expected value, for error messages, by keyword.
+"""
 
 
 def check_shape(schema: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from baton.grammars.json_schema import schemas_within, with_subschemas
 
 TOGETHER: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas"})
-"""Keywords with which a schema describes its object further. Beside `properties`, the schema is not
-rewritten."""
+"""Schema keywords with which another subschema describes the same object. A schema that has one of them next
+to `properties` is not rewritten."""
 OPENING: Final = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
 )

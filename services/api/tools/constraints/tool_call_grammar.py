@@ -147,7 +147,7 @@ def answer_grammar(
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Grammar rules of the tool calls in one answer."""
+    """Grammar expressions and rules of the tool calls in one answer, written for llguidance's Lark."""
 
     layout: JsonCallLayout | ArgumentLayout
     term: Term
@@ -169,7 +169,11 @@ class _Calls:
         *,
         is_single: bool,
     ) -> "_Calls":
-        """Add the rules of the tool calls to `rules`, and return expressions with them. Raises ApiError."""
+        """Return the grammar of an answer's tool calls, for a format and the tools that may be called.
+
+        The grammar rules of the calls are added to `rules`. Raises ApiError if a tool's schema cannot be
+        expressed.
+        """
         layout: JsonCallLayout | ArgumentLayout
         if isinstance(named.layouts, JsonCallLayout):
             layout = named.layouts
@@ -255,7 +259,8 @@ def _check_format(tools: ToolOptions, own: NamedFormat | None, named: NamedForma
 
 
 def _term(tokenizer: Tokenizer) -> Term:
-    """Return the function that writes a mark or a text for a grammar. A mark of one token becomes its id."""
+    """Return the function that writes a mark or a text for a grammar: a special token of the tokenizer as its
+    id, anything else as a quoted string."""
     return lambda text: f"<[{tokenizer.added[text]}]>" if text in tokenizer.added else json.dumps(text)
 
 
@@ -281,7 +286,8 @@ def literal_regex(text: str) -> str:
 def _reasoning_rule(
     reasoning: NamedFormat | None, state: ReasoningState, term: Term, rules: list[str]
 ) -> tuple[str, str]:
-    """Return two grammar expressions: the reasoning before an answer, and the header that content needs.
+    """Return two grammar expressions: the reasoning before an answer, and the message header that content
+    needs in gpt-oss' format.
 
     Either one may be empty. The rules of the reasoning are added to `rules`.
     """
@@ -305,7 +311,7 @@ def _reasoning_rule(
 
 
 def _nested(grammar: Grammar) -> str:
-    """Return a grammar written as a part of another grammar."""
+    """Return a grammar as an expression within a Lark grammar."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return f"%json {grammar.text}"
@@ -316,7 +322,7 @@ def _nested(grammar: Grammar) -> str:
 
 
 def _in_slashes(regex: str) -> str:
-    """Return a regular expression escaped for use between slashes."""
+    """Return a regular expression escaped so that it can be written as `/regex/` in a Lark grammar."""
     written, at = [], 0
     while at < len(regex):
         pair = regex[at : at + 2] if regex[at] == "\\" else regex[at]

@@ -16,11 +16,11 @@ class JsonCallLayout:
     """Layout of one tool call whose arguments are a JSON object."""
 
     parts: tuple[str, ...]
-    """Marks and texts of a tool call in order. NAME and ARGUMENTS stand for the tool's name and arguments.
-    The first part starts the call."""
+    """Parts of a tool call in the order in which they are written: marks, texts, and NAME and ARGUMENTS for
+    the tool's name and arguments."""
     in_messages: bool = False
-    """Whether all of an answer is messages with heads (headers), of which a tool call is the last one
-    (gpt-oss)."""
+    """Whether an answer in this format (gpt-oss) is a list of messages with headers, of which a tool call is
+    the last."""
     is_unmarked: bool = False
     """Whether the first part is plain text and not a mark: an answer that begins with it is a tool call."""
 
@@ -37,13 +37,13 @@ class ArgumentLayout:
     before: str
     """Text between the opening mark of a tool call and the tool's name."""
     behind: str
-    """Text between the tool's name and the first argument."""
+    """Literal text between the tool's name and the first argument of a tool call."""
     key: tuple[str, str]
-    """Texts before and after the name of an argument."""
+    """Literal texts before and after the name of an argument."""
     ends: str = ""
-    """Text after each argument of a tool call."""
+    """Literal text after each argument of a tool call."""
     between: str = ""
-    """Text between two arguments of a tool call."""
+    """Literal text between two arguments of a tool call."""
     after: tuple[str, ...] = ()
     """Marks and texts after the last argument of a tool call."""
     text: tuple[str, str] | None = None
@@ -51,7 +51,7 @@ class ArgumentLayout:
     quotes: bool = True
     """Whether an argument of type string may also be written as a JSON string."""
     list_end: str = ""
-    """Text that ends the list of all tool calls in an answer. Empty if each call has its own mark."""
+    """Literal text that ends the list of all tool calls in an answer. Empty if each call has its own mark."""
 
     @property
     def is_unmarked(self) -> bool:
@@ -59,8 +59,8 @@ class ArgumentLayout:
 
 
 CallLayouts = JsonCallLayout | Sequence[ArgumentLayout] | None
-"""Layout of a format's tool calls: with JSON arguments, or variants with arguments written one by one. None
-if the tool calls cannot be constrained."""
+"""Layout of a format's tool calls. It is one layout with JSON arguments, or several variants with arguments
+written one by one. None if no grammar can constrain the calls."""
 
 
 def argument_layout(layouts: CallLayouts, template: str) -> ArgumentLayout | None:

@@ -18,7 +18,8 @@ NAME_BEFORE_TAGS: Final = re.compile(rf"{tagged_calls.NAME}\s{{0,16}}")
 BARE_NAME: Final = re.compile(r"<function=(?P<name>[^<>\s]{1,256})(?P<ends>\s{0,16}>\s{0,16})?")
 PYTHON_END: Final = "<|python_end|>"
 PYTHON_ENDS_MAX: Final = 8
-"""Most closing marks that are tried as the end of one list of tool calls in Python's notation."""
+"""Most `<|python_end|>` marks that are tried as the end of one list of tool calls in Python's notation.
+Strings may contain the mark."""
 
 
 def begins_with(text: str, *beginnings: str) -> PrefixMatch:
@@ -95,7 +96,8 @@ def tag_syntax(tags: TagFormat) -> CallSyntax:
 
 
 def _read_python(text: str, schemas: ToolSchemas, final: bool) -> ParsedCalls | None:
-    """Parse tool calls in Python's notation, up to the first closing mark at which they are complete."""
+    """Return the tool calls of a text in Python's notation. They end at the first `<|python_end|>` mark at
+    which they are complete."""
     at = 0
     for _ in range(PYTHON_ENDS_MAX):
         at = text.find(PYTHON_END, at)

@@ -24,7 +24,8 @@ BEHIND: Final = re.compile(
     rf"{CLOSED}|\s*(?:[}}\]]\s*)*(?:\Z|,\s*(?:"
     r'[^:,{}\[\]<>"]{1,256}:|<\|"\|>|<escape>|[-\d"{\[]|true|false|null))'
 )
-"""Pattern of a text that may follow a string in a tool call."""
+"""Pattern of what may follow a string in a tool call: the call's end, or another item. A quote that is not
+followed by it does not end the string."""
 NEXT: Final = re.compile(rf"\s*(?P<opens>{OPENS.pattern}){CALL.pattern}")
 """Pattern of the start of another tool call, directly after a call without its closing mark."""
 UNENDED: Final = re.compile(rf"\s*[}}\]][}}\]\s]*(?:{OPENS.pattern}){CALL.pattern}")
@@ -50,7 +51,7 @@ class _GemmaReader:
         `counted`: whether tool calls within a string are counted, so that the string ends after them.
         `unquoted`: number of tool calls in a row whose last string may lack its closing quote, if another
         call follows.
-        `least`: index of the text before which the last string does not end.
+        `least`: index in the text before which the last string cannot end.
         """
         self._text = text
         self._counted = counted
@@ -101,7 +102,7 @@ class _GemmaReader:
         return made
 
     def _goes_on(self, end: str, *, first: bool) -> bool:
-        """Move to the next item of an object or a list. Return False after the last one.
+        """Move to the next item of an object or a list, over the comma. Return False after the last item.
 
         `end`: closing bracket. `first`: whether no item was parsed yet.
         """
@@ -128,7 +129,8 @@ class _GemmaReader:
         return found[0].strip()
 
     def _quoted(self, quotes: str) -> str:
-        """Parse a string between two of these quotes, and return it. Raises MalformedToolCall."""
+        """Parse the string at the present position, which stands between two marks `quotes`, and return it.
+        Raises MalformedToolCall."""
         start = self.at + len(quotes)
         within = 0
         for found in MARKS.finditer(self._text, start):

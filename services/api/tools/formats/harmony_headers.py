@@ -31,9 +31,10 @@ OTHER_CHANNEL_BEGUN: Final = re.compile(r"\s*|\s*[\w.=]*|\w{1,64}\s+(?:|t|to|to=
 
 
 def head_begins(text: str, last: bool) -> PrefixMatch:
-    """Return whether the text after `<|start|>` or `<|channel|>` begins as a message's head (header) does.
+    """Return whether the text after `<|start|>` or `<|channel|>` begins as a message header of gpt-oss does.
 
-    `last`: whether the text is all of the answer, so that a head may be cut off.
+    `last`: whether the answer ends with the text, so that the header may be cut off. Returns PARTIAL if more
+    text has to decide.
     """
     head, end, _ = text[:HEAD_CHARS_MAX].partition(HEAD_END)
     if not end and len(text) >= HEAD_CHARS_MAX:

@@ -30,7 +30,7 @@ FENCE: Final = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
 
 class TextAfterCall(MalformedToolCall):
-    """Error: a text follows a tool call in JSON. `rest` is this text."""
+    """Error: text follows a tool call in JSON. The attribute `rest` is the text that follows."""
 
     def __init__(self, rest: str) -> None:
         super().__init__(rest)
@@ -185,7 +185,8 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def call_of(name: Any, arguments: Any) -> CompleteToolCall:
-    """Return a tool call with this name and these arguments. Raises MalformedToolCall if they are invalid."""
+    """Return a tool call with this name and arguments, unchecked values from a model's text. Raises
+    MalformedToolCall if they are no text and no JSON object."""
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
         _fail(str(name))
     try:
@@ -197,7 +198,8 @@ def call_of(name: Any, arguments: Any) -> CompleteToolCall:
 
 
 def _argued(text: str) -> list[CompleteToolCall]:
-    """Parse tool calls such as `[f(a=1), g(b="x")]` with JSON values, as a grammar writes them."""
+    """Return the tool calls of a text such as `[f(a=1), g(b="x")]` whose values are JSON instead of Python's
+    notation. A grammar makes a model write them so."""
     calls: list[CompleteToolCall] = []
     at = 1
     while text.startswith("[") and (named := CALLED.match(text, at)):

@@ -28,11 +28,11 @@ class TaggedCall(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Tool calls parsed at the beginning of a text."""
+    """Result of parsing the tool calls at the beginning of a text."""
 
     calls: Sequence[TaggedCall]
     end: int
-    """Index of the first character after the tool calls."""
+    """Index in the text of the first character after the tool calls."""
     closed: bool
     """Whether the tool calls were followed by the tag that closes them all."""
 
@@ -53,9 +53,10 @@ class TagFormat:
     """Pattern of the tag before an argument, with the group `key` and perhaps the group `type`."""
     argument_ends: str
     begins: str
-    """Text with which the first tool call begins. Empty if it begins with the tool's name."""
+    """Literal text with which the first tool call begins. Empty if the call begins with the tool's name."""
     bare: bool = False
-    """Whether the tag before all tool calls is missing, and the one after them may be missing."""
+    """Whether the tag before the list of tool calls is missing in this variant of a format. The tag after the
+    list may be missing, too."""
     single_line_ends: bool = False
     """Whether one line end before and one after an argument is formatting, and is dropped."""
     escaped: tuple[tuple[str, str], ...] = ()
@@ -144,16 +145,19 @@ KIMI_K3: Final = _format(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """Compiled patterns of a format's tags, limited to the positions in which they count."""
+    """Compiled regular expressions of a format's tags. Each matches only in positions where its tag
+    counts."""
 
     call: re.Pattern[str]
     argument: re.Pattern[str]
     ends: re.Pattern[str]
-    """Pattern of the end of an argument, of a tool call within it, or of the end of such a call."""
+    """Pattern of the three tags that matter within an argument: its closing tag, the start of a tool call
+    within it, and the end of that call."""
     call_ends: re.Pattern[str]
     closes: re.Pattern[str]
     all_ends: re.Pattern[str]
-    """Pattern of all closing tags from the end of the last argument to the end of the tool calls."""
+    """Pattern of the closing tags from the end of the last argument to the end of all tool calls, one after
+    the other."""
     unended: re.Pattern[str]
     """Pattern of the end of the tool calls if the closing tag of the last argument is missing."""
     next_call: re.Pattern[str]
@@ -218,13 +222,13 @@ def read_calls(text: str, tags: TagFormat, keys: Keys, *, final: bool) -> Readin
 
 
 class _TagReader:
-    """One attempt to parse the tool calls at the beginning of a text."""
+    """Parser of the tool calls at the beginning of one text, if arguments are written between tags."""
 
     def __init__(self, text: str, tags: TagFormat, keys: Keys, *, counted: bool, ended: bool) -> None:
         """Start an attempt to parse a text.
 
-        `counted`: whether tool calls within arguments are counted. `ended`: whether each argument has its
-        closing tag.
+        `counted`: whether tool calls within an argument are counted, so that the argument ends after them.
+        `ended`: whether each argument must have its closing tag.
         """
         self._text = text
         self._tags = tags
@@ -233,7 +237,8 @@ class _TagReader:
         self._counted = counted
         self._ended = ended
         self._least = 0
-        """Index of the text before which the tool calls do not end."""
+        """Index in the text before which the tool calls cannot end. A tag before it belongs to an argument.
+        """
 
     def read(self) -> Reading | None:
         calls: list[TaggedCall] = []
@@ -261,10 +266,8 @@ class _TagReader:
         return found.end()
 
     def _last_end(self, at: int) -> int | None:
-        """Return the index of the last tag that could end an argument of the parsed tool calls, or None.
-
-        Only tags before the next tool call are searched.
-        """
+        """Return the index of the last tag that could end the last argument, or None. Tags after the start of
+        another tool call are not searched."""
         behind = self._patterns.next_call.search(self._text, at)
         limit = len(self._text) if behind is None else behind.start()
         last = None
@@ -278,7 +281,8 @@ class _TagReader:
         return at
 
     def _read_call(self, at: int) -> tuple[TaggedCall, int] | None:
-        """Return the tool call at an index of the text and the index of its end, or None."""
+        """Return the tool call at index `at` of the text, and the index of its end. Return None if there is
+        no complete call."""
         begun = self._patterns.call.match(self._text, at)
         if begun is None:
             return None
@@ -329,14 +333,17 @@ class _TagReader:
         return len(self._text[: last.start()].rstrip()), last.start()
 
     def _is_text(self, at: int) -> bool:
-        """Return whether a tag that could end the last argument comes too early, and so is its text."""
+        """Return whether the closing tag at index `at` is text of the last argument, because the tool calls
+        would end before the index `_least`."""
         return at < self._least and self._patterns.all_ends.match(self._text, at) is not None
 
     def _unended(self, start: int, end: int, missing: Collection[str]) -> tuple[int, int] | None:
-        """Return the index of the next argument, twice, if this one's closing tag is missing, else None.
+        """Return the index of the next argument, if the closing tag of the argument before it is missing.
+        Otherwise return None.
 
-        The next argument is one of `missing`, begins on its own line before `end`, and does not come again
-        after `end`.
+        The next argument is one of `missing`, begins on its own line between `start` and `end`, and does not
+        come again after `end`. Its index is returned twice, as the end of one argument and the start of the
+        next.
         """
         for found in self._patterns.next_argument.finditer(self._text, start, end) if missing else ():
             key = found["key"].strip()

@@ -24,9 +24,9 @@ class CallParser(AnswerParser, Protocol):
 
 @dataclass(slots=True)
 class CallInReasoning:
-    """A text within reasoning that may be a tool call.
+    """A text within the model's reasoning that begins like a tool call.
 
-    It is a tool call if the answer ends after it. It is part of the reasoning if the reasoning goes on.
+    If the answer ends after it, it is a tool call. If the reasoning goes on, it is part of the reasoning.
     """
 
     mark: str
@@ -34,7 +34,7 @@ class CallInReasoning:
     text: list[str] = field(default_factory=list)
     parts: list[OutputPart] = field(default_factory=list)
     failed: bool = False
-    """Whether the text is no tool call, or is followed by something else than a tool call."""
+    """Whether the text turned out to be no tool call, or to go on after one with other text."""
 
     def push(self, text: str) -> None:
         self.text.append(text)

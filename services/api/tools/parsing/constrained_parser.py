@@ -18,14 +18,14 @@ class CallLayout:
     mark: str
     """Opening mark of the tool call. Empty if the call begins with the text `before`."""
     before: str
-    """Text between the opening mark and the tool's name."""
+    """Literal text between the opening mark of a tool call and the tool's name."""
     between: str
-    """Text between the tool's name and the arguments."""
+    """Literal text between the tool's name and the arguments of a tool call."""
     after: str
     """Text after the arguments, for formats without a closing mark."""
 
     def parser(self, names: Collection[str]) -> "ConstrainedCallParser":
-        """Return the parser of a tool call to one of the tools with these names."""
+        """Return a parser for one tool call in this layout. `names`: names of the tools that it may call."""
         return ConstrainedCallParser(
             {f"{self.before}{name}{self.between}": name for name in names}, self.after
         )
@@ -64,7 +64,8 @@ class ConstrainedCallParser:
     def take(self, text: str) -> tuple[int, str]:
         """Parse the next text of the tool call.
 
-        Returns the number of characters of the text that belong to the call, and the arguments among them.
+        Returns the number of characters of `text` that belong to the call, and the part of the arguments
+        among them.
         """
         at = 0
         if not self._depth and not self._whole:

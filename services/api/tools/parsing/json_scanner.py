@@ -49,7 +49,8 @@ class JsonScanner:
         return len(text)
 
     def take_plain(self, text: str) -> int:
-        """Return how many characters of `text` come before the content of the next JSON string.
+        """Return how many characters of `text` come before the content of the next JSON string, including its
+        opening quote.
 
         Stops before a character that cannot be JSON.
         """

@@ -45,19 +45,22 @@ class OpenRegion:
     call: ConstrainedCallParser | None = None
     """Parser of a tool call that a grammar constrains, while the model is writing it. Else None."""
     is_emitted: bool = field(default=False, init=False)
-    """Whether the tool call, or its start, was already returned."""
+    """Whether the tool call, or its start if it is streamed, was already returned as a part of the answer."""
     arguments: list[str] = field(default_factory=list)
-    """Pieces of the arguments of the constrained tool call."""
+    """Pieces of the JSON arguments of a tool call that a grammar constrains, in order. They are returned when
+    the call is complete, or as they come."""
     syntax: CallSyntax | None = None
     """Syntax of the region's tool calls. None until it is known."""
     json: JsonScanner | None = None
     """Scanner of the JSON strings in the region's body. None if the body is not JSON."""
     could_end: bool = field(default=False, init=False)
-    """Whether a closing mark was found, which may be part of an argument of the tool call."""
+    """Whether the region's body has a closing mark. The tool call may end there, or the mark may be text of
+    an argument."""
     next_attempt: int = field(default=0, init=False)
-    """Size of the region's body, in characters, at which parsing its tool calls is tried again."""
+    """Size of the region's body, in characters, at which the next attempt to parse its tool calls is made."""
     size: int = field(default=0, init=False)
-    """Number of characters of the region's body. Counted only if the syntax parses ahead."""
+    """Number of characters of the region's body, if it holds tool calls that are not JSON. Not counted
+    otherwise."""
 
     @property
     def header(self) -> str:
@@ -66,12 +69,14 @@ class OpenRegion:
 
     @property
     def has_to_be_parsed_again(self) -> bool:
-        """Whether the answer's end shows that the body was parsed wrongly, as by an unclosed JSON value."""
+        """Whether the region's body was parsed wrongly, as the end of the answer shows: a constrained call or
+        a JSON value is incomplete."""
         is_cut_off = self.call is not None and not self.is_emitted
         return is_cut_off or (self.json is not None and self.json.is_open)
 
     def take(self, text: str) -> bool:
-        """Add text to the head, or to the body of tool calls. Return False if it is content or reasoning."""
+        """Add text to the region's message header, or to its body if it holds tool calls. Return False for
+        text of reasoning or content, which the region does not collect."""
         if self.in_head:
             self.head.append(text)
         elif self.kind is RegionKind.CALLS:
@@ -96,7 +101,8 @@ class OpenRegion:
     def grow(
         self, call: ConstrainedCallParser, text: str, *, streams: bool
     ) -> tuple[int, Sequence[OutputPart]]:
-        """Parse text of a constrained tool call. Return the number of its characters, and the parts in it.
+        """Parse text of a tool call that a grammar constrains. Return the number of its characters, and the
+        parts of the answer in it.
 
         `streams`: whether the tool call is returned as it grows, and not when it is complete.
         """
@@ -121,10 +127,11 @@ class OpenRegion:
         return taken, parts
 
     def parse_ahead(self, schemas: ToolSchemas, *, final: bool) -> tuple[str, ParsedCalls | None]:
-        """Parse the tool calls in a body that is not JSON. Return the body, and its tool calls or None.
+        """Parse the tool calls in the region's body, if their syntax is not JSON. Return the body's text, and
+        the tool calls or None.
 
-        `final`: whether the tool calls have ended. If their closing mark is then cut off, it is left out of
-        the body.
+        `final`: whether the answer or the region has ended. A closing mark that is cut off at the end is then
+        left out of the text.
         """
         text = "".join(self.body)
         parse = None if self.syntax is None else self.syntax.parse_ahead
@@ -141,10 +148,10 @@ class OpenRegion:
 def choose_syntax(
     region: TextRegion, text: str, schemas: ToolSchemas, *, last: bool
 ) -> CallSyntax | PrefixMatch:
-    """Return the syntax in which the tool calls of a region begin.
+    """Return the syntax in which the tool calls of a region are written, from how their text begins.
 
-    Returns NO if no syntax fits, and PARTIAL if more text is needed to decide. `text`: text after the opening
-    mark. `last`: whether it is all of the answer.
+    Returns `PrefixMatch.NO` if no syntax fits, and `PrefixMatch.PARTIAL` if more text is needed to decide.
+    `text`: text after the opening mark. `last`: whether the answer ends with it.
     """
     started = text.lstrip()
     layout = len(text) - len(started)

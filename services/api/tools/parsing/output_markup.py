@@ -32,15 +32,15 @@ class ParsedCalls(NamedTuple):
 
     calls: Sequence[CompleteToolCall]
     end: int
-    """Index of the first character after the tool calls."""
+    """Index in the text of the first character after the tool calls."""
 
 
 class PrefixMatch(Enum):
-    """Result of a test whether a text begins as a tool call or a message header does."""
+    """Result of testing whether a text begins as a tool call or a message header does."""
 
     NO = "no"
     PARTIAL = "perhaps"
-    """Result of the test if the text is too short to decide."""
+    """The text is too short to decide whether it begins as a tool call or a message header."""
     YES = "yes"
 
 
@@ -69,7 +69,7 @@ def _no_calls(_: str, body: str, __: ToolSchemas) -> Sequence[CompleteToolCall]:
 
 @dataclass(frozen=True, slots=True)
 class TextRegion:
-    """Kind of region in the answers of a format, with its marks and the parser of its tool calls."""
+    """Definition of one kind of region in a format: its kind, its marks, and the parser of its tool calls."""
 
     kind: RegionKind
     opens: tuple[str, ...]
@@ -77,15 +77,17 @@ class TextRegion:
     """Marks (such as `</think>`) that end this region of an answer and belong to it. Empty if the region
     lasts to the end of the answer."""
     until: tuple[str, ...] = ()
-    """Marks (such as `<tool_call>`) that end this region of an answer and belong to the text after it."""
+    """Marks (such as `<tool_call>`) that end this region of an answer. Unlike `closes`, they are then parsed
+    as the start of the next region."""
     head: str = ""
-    """Mark between the head of a region (a message header) and its body. Empty if the region has no head."""
+    """Mark that ends a message header, which comes before the region's body in some formats. Empty if the
+    format has no message headers."""
     head_begins: Callable[[str, bool], PrefixMatch] | None = None
     """Function that tests whether the text after the opening mark begins as a head (a message header) does.
     If it does not, the mark is plain text. Arguments are the text, and whether it is all of the answer."""
     classify: Callable[[str], RegionKind] | None = None
-    """Function that returns the kind of a region by its head, for formats in which the head decides. Else
-    None."""
+    """Function that returns whether a region is reasoning, a tool call or content, given its message header.
+    None for formats in which the opening mark decides."""
     bare: bool = False
     """Whether the opening mark, such as `{`, belongs to the region's body, and opens a region only at the
     beginning of an answer."""
@@ -100,7 +102,7 @@ class Previous(Enum):
     """Part of an answer directly before a mark (such as `<tool_call>`), apart from whitespace."""
 
     START = "start"
-    """Value if only whitespace comes before the mark, which is at the beginning of the answer."""
+    """Only whitespace is before the mark, so that the mark is at the beginning of the answer."""
     REASONING = "reasoning"
     CALL = "call"
     CONTENT = "content"
@@ -111,7 +113,7 @@ class SectionMark(NamedTuple):
 
     text: str
     after: frozenset[Previous] = frozenset()
-    """Parts of an answer directly after which this mark around a section is dropped."""
+    """Kinds of answer parts. Directly after one of these kinds, this mark around a section is dropped."""
     before_calls: bool = False
     """Whether the section mark is dropped directly before a tool call."""
     at_end: bool = False
@@ -136,8 +138,8 @@ class OutputMarkup:
     regions: tuple[TextRegion, ...] = ()
     sections: tuple[SectionMark, ...] = ()
     inner: tuple[str, ...] = ()
-    """Marks within the bodies of regions, such as between a name and its arguments. The parsers of tool calls
-    read them."""
+    """Marks within the bodies of regions, such as the one between a tool's name and its arguments. Only the
+    parsers of tool calls read them."""
 
     @property
     def of_calls(self) -> "OutputMarkup":

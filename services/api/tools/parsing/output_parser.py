@@ -112,7 +112,7 @@ class OutputParser:
         return merge_parts(self._writer.take_parts())
 
     def _advance(self, *, last: bool) -> None:
-        """Parse all text that has arrived, a bounded piece at a time."""
+        """Parse all text that has arrived, a bounded piece at a time. `last`: the answer has ended."""
         while not self._is_over and (self._text.head or self._text.lengthen()):
             if not self._step(last=last and self._text.is_short) and not self._text.lengthen():
                 break
@@ -138,7 +138,7 @@ class OutputParser:
         return mark is not None and self._meet_or_pass(mark, last=last)
 
     def _opens_bare(self, *, last: bool) -> bool:
-        """Open a region whose mark is the answer's first text. Return True if more text has to decide."""
+        """Open a region whose mark, such as `{`, begins the answer. Return True to wait for more text."""
         if self._writer.begun:
             return False
         bare = [each for each in self._markup.regions if each.bare]
@@ -157,7 +157,7 @@ class OutputParser:
         return not last and any(mark.startswith(text) for region in bare for mark in region.opens)
 
     def _marks(self) -> tuple[str, ...]:
-        """Return the marks (such as `</think>`) that are recognised at the current position in the answer."""
+        """Return the marks (such as `</think>`) that count at the present position. Others are text."""
         now = self._open
         if now is not None and now.in_head:
             return (now.region.head,)
@@ -178,7 +178,7 @@ class OutputParser:
         return ends
 
     def _meet_or_pass(self, mark: str, *, last: bool) -> bool:
-        """Handle the next mark as a mark or as plain text. Return False if more text is needed to decide."""
+        """Decide whether the next mark is plain text, and act on it. Return False to wait for more text."""
         now = self._open
         counts = PrefixMatch.YES
         if now is None or (now.kind is not RegionKind.CALLS and mark in now.region.until):
@@ -190,7 +190,7 @@ class OutputParser:
         return counts is not PrefixMatch.PARTIAL
 
     def _meet(self, mark: str) -> None:
-        """Act on the mark at the beginning of the unparsed text: open or close a region, or end a head."""
+        """Act on a mark (such as `<think>`): it opens or closes a region, or ends a message header."""
         now = self._open
         if now is None:
             if self._writer.write_section_mark(mark):
@@ -277,9 +277,9 @@ class OutputParser:
         return chosen is not PrefixMatch.PARTIAL
 
     def _take_json(self, now: OpenRegion, json: JsonScanner, start: int) -> bool:
-        """Scan the JSON of a tool call up to index `start` of the text, where a mark may begin.
+        """Move text of a JSON tool call into the region's body, up to a possible mark at index `start`.
 
-        Returns False if a string, or text that is not JSON, begins before `start`.
+        Returns whether the mark counts: not within a JSON string, and not after broken JSON.
         """
         if json.in_string:
             now.body.append(self._text.take(json.take_string(self._text.head)))
@@ -375,7 +375,8 @@ class OutputParser:
             self._writer.write_content(text)
 
     def _close(self, mark: str) -> None:
-        """Close the open region. `mark`: its closing mark, or "" if the answer or another region ended it."""
+        """Close the open region of the answer. `mark`: the closing mark, or "" if the answer ended or another
+        region began."""
         now = self._open
         assert now is not None
         self._open = None

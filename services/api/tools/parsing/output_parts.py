@@ -65,7 +65,7 @@ class AnswerParser(Protocol):
         """Take the next piece of the answer's text, and return the parts that are certain now."""
 
     def flush(self) -> list[OutputPart]:
-        """End the answer, and return the parts that were held back."""
+        """End the answer, and return its remaining parts, which were held back until now."""
 
 
 _MERGED: Final[Mapping[type[OutputPart], Callable[[str], OutputPart]]] = {

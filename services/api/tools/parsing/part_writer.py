@@ -33,19 +33,24 @@ class PartWriter:
         self._calls_come = calls_come
         self._parts: list[OutputPart] = []
         self._gap = NO_GAP
-        """Whitespace and section marks that are held back. They become content if content follows."""
+        """Held-back whitespace and section marks. They are written as content if content follows, and dropped
+        otherwise."""
         self._gap_has_marks = False
         self._fresh = False
-        """Whether whitespace that comes next is formatting, and is dropped."""
+        """Whether the whitespace that comes next is formatting and is dropped, because it follows reasoning
+        or a tool call."""
         self._seam = False
-        """Whether reasoning or a tool call came after the last content."""
+        """Whether reasoning or a tool call came after the last content, so that the next content begins a new
+        text."""
         self._last = ""
         """Last character of the content written so far."""
         self.previous = Previous.START
         self.begun = False
-        """Whether content or a tool call was written, so that no region without an opening mark may begin."""
+        """Whether content or a tool call was written. After that, no region without an opening mark may
+        begin."""
         self.reasoned = False
-        """Whether reasoning has ended, or can no longer begin in this answer."""
+        """Whether reasoning can no longer begin in this answer, because it has ended or a tool call has come.
+        """
         self.has_content = False
 
     @property
@@ -54,12 +59,12 @@ class PartWriter:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether only whitespace followed the beginning or the end of reasoning, or a tool call."""
+        """Whether only whitespace has followed since reasoning began or ended, or since a tool call."""
         return self._fresh
 
     @property
     def is_in_sentence(self) -> bool:
-        """Whether text that comes next continues a line of content or a quotation in it."""
+        """Whether the next text goes on in the line of the last content, or in a quotation there."""
         is_word = bool(self._gap) and "\n" not in self._gap
         return self.previous is Previous.CONTENT and (is_word or self._last in QUOTES)
 
@@ -95,7 +100,8 @@ class PartWriter:
         self._parts.append(part)
 
     def begin_bare(self) -> None:
-        """Begin a region whose opening mark is part of its body. Whitespace before it is dropped."""
+        """Begin a region whose opening mark, such as `{`, is part of its body. Held-back whitespace before
+        the region is dropped."""
         self.begun, self._gap = True, NO_GAP
 
     def begin_reasoning(self) -> None:
@@ -109,7 +115,7 @@ class PartWriter:
         self.previous = Previous.REASONING
 
     def end_call(self) -> None:
-        """End a tool call. Another one without an opening mark may follow."""
+        """Record that a tool call has ended, so that another one without an opening mark may follow."""
         self.begun = False
 
     def write_section_mark(self, mark: str) -> bool:
@@ -141,7 +147,8 @@ class PartWriter:
         self._gap = NO_GAP
 
     def _drop_marks(self, is_dropped: Callable[[SectionMark], bool]) -> None:
-        """Remove those section marks from the held-back text for which `is_dropped` returns True."""
+        """Remove those section marks from the held-back text for which `is_dropped` returns True. Other marks
+        stay in it."""
         if not self._gap_has_marks:
             return
         for text, section in self._sections.items():
@@ -150,13 +157,14 @@ class PartWriter:
         self._gap_has_marks = bool(self._gap.strip())
 
     def _write_gap(self) -> None:
-        """Write section marks and whitespace that were held back as content."""
+        """Write the held-back whitespace and section marks as content."""
         gap, self._gap, self._gap_has_marks = self._gap, NO_GAP, False
         self._fresh = False
         self.write_content(gap)
 
     def _write(self, text: str, part: type[ContentDelta] | type[ReasoningDelta]) -> None:
-        """Write text without formatting before it. Whitespace at its end is held back until text follows."""
+        """Write text as content or reasoning. Formatting whitespace before it is dropped. Whitespace at its
+        end is held back until more text follows."""
         if self._gap_has_marks:
             if not text.strip() and len(self._gap) + len(text) <= GAP_MAX:
                 self._gap += text

@@ -74,7 +74,8 @@ class TemplateParser:
         begun = template.start_anchor_re.search(end_of_prompt) is not None
         self._parser = self._new(end_of_prompt if begun else "")
         self._raw = ""
-        """Text of the answer that is not in any of the parts returned so far."""
+        """Text of the answer since the last part that was returned, in case that it cannot be parsed and
+        becomes content."""
         self._field: str | None = None
         self._fresh = False
         self.malformed_calls = 0
@@ -108,7 +109,8 @@ class TemplateParser:
         return merge_parts(parts)
 
     def _give_up(self, parts: list[OutputPart]) -> None:
-        """Return the text that is not parsed yet as content, and start a new parser for the text after it."""
+        """Return the unparsed text as content and count it as a malformed tool call. The text that comes next
+        gets a new parser."""
         self.malformed_calls += 1
         parts.append(ContentDelta(self._raw))
         self._raw, self._field = "", None

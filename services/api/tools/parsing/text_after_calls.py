@@ -15,8 +15,8 @@ from baton.api.tools.parsing.output_parts import CompleteToolCall, ToolSchemas
 JSON_GOES_ON: Final = ('"', ",", ":", "]", "}")
 """Characters after a JSON value which show that the JSON is broken, and not followed by other text."""
 REPARSED_CHARS_MAX: Final = 2**14
-"""Most characters of one answer that are parsed again because they follow a tool call without a closing mark.
-"""
+"""Most characters of one answer that are parsed a second time. They are text after a tool call that has no
+closing mark."""
 
 
 @dataclass(slots=True)
@@ -28,9 +28,10 @@ class NextCalls:
     chars_left: int = REPARSED_CHARS_MAX
 
     def reparse(self, rest: str, end: str) -> str:
-        """Return the text after a tool call that has to be parsed again, and charge it to the budget.
+        """Return the text after a tool call. If it has another call, it has to be parsed again: then its size
+        is charged to the budget.
 
-        `end`: closing mark after the text, which is put back if the text has another call.
+        `end`: closing mark after the text, which is put back if the text is parsed again.
         """
         if not any(mark in rest for mark in self.marks):
             return rest
@@ -43,7 +44,7 @@ class CallsAndRest(NamedTuple):
 
     calls: Sequence[CompleteToolCall]
     rest: str
-    """Text after the tool calls."""
+    """Text in the region's body after the last tool call."""
 
 
 def parse_calls(

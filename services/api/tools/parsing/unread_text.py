@@ -6,8 +6,8 @@ Pure.
 from typing import Final
 
 PIECE_CHARS: Final = 4096
-"""Number of characters that are added to the searched text (`head`) at once. It is not much longer than that.
-"""
+"""Number of characters in one piece of unparsed text. Only one piece, `head`, is searched for marks at a
+time."""
 
 
 class UnreadText:
@@ -25,7 +25,7 @@ class UnreadText:
 
     @property
     def is_short(self) -> bool:
-        """Whether the head is all of the unparsed text."""
+        """Whether all unparsed text is in `head`, and no further pieces wait."""
         return not self._pieces
 
     def append(self, text: str) -> None:
