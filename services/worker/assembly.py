@@ -30,12 +30,13 @@ from baton.worker.step_thread import StepThread
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Memory of a rank that peers may write to, and the holdings that record which room owns which part."""
+    """Memory of a rank that peers may write to, and the bookkeeping of which room owns which pages and
+    slot."""
 
     caches: Sequence[Movable]
-    """Memory of the KV pages, by KV group."""
+    """Memory of the KV pages, as one region for each KV group."""
     slots: HostMemory
-    """Memory of the metadata slots."""
+    """Host memory of all metadata slots."""
     holdings: Holdings
 
     @classmethod
@@ -48,10 +49,11 @@ class RankMemory:
         *,
         keeps_prefixes: bool = False,
     ) -> "RankMemory":
-        """Make the metadata slots and the empty holdings of a rank.
+        """Make the memory of a rank: metadata slots, and holdings without rooms.
 
         `pages`: number of pages in each of `caches`. `room_limit`: most rooms at a time, each with a slot.
-        `keeps_prefixes`: keep the pages of finished rooms, for rooms that begin with the same tokens.
+        `keeps_prefixes`: whether the pages of finished rooms are cached, for rooms that begin with the same
+        tokens.
         """
         slots = HostMemory(room_limit * SLOT_BYTES)
         pools = [PagePool(count) for count in pages]
@@ -65,7 +67,7 @@ class RankMemory:
 
     @property
     def regions(self) -> dict[str, Movable]:
-        """Memory regions of the rank by the names under which peers address them."""
+        """Memory regions of this rank that peers may write to, by the name that peers use for a region."""
         return {**{kv_region(group): cache for group, cache in enumerate(self.caches)}, SLOTS: self.slots}
 
 
@@ -78,7 +80,7 @@ class RankPorts:
     layouts: Sequence[KvLayout]
     """KV layouts of all ranks of the worker, in rank order."""
     rank: int = 0
-    """This rank's index in `layouts`. Rank 0 leads."""
+    """Index of this rank in `layouts`. Rank 0 is the leader."""
     bounds: ModelBounds
     """Limits of the model on requests, such as its vocabulary and context length."""
     checksum: KvChecksum = KvChecksum.RECORD
@@ -89,14 +91,14 @@ class RankPorts:
     """Compiler of grammars for constrained output. None on a rank that does not sample."""
     memory: RankMemory
     exposure: Exposure
-    """Transfer endpoint under whose id peers know `memory`."""
+    """Transfer endpoint that exposes `memory` to peers under an id."""
     mailbox: Mailbox
-    """Mailbox of commands from handlers, which the next turn takes."""
+    """Mailbox into which gRPC handlers put commands. The next turn takes them."""
     reporter: Reporter
-    """Sender of the rank's timeline lines to the bootstrap."""
+    """Sender that reports the lines of rooms' timelines to the bootstrap."""
     clock: Clock
     grammar_states: GrammarStates = field(init=False)
-    """Grammar states that are being compiled, for the rooms that wait for them."""
+    """Grammar states that are still being compiled, and the rooms that wait for them."""
 
     def __post_init__(self) -> None:
         self.grammar_states = GrammarStates(self.grammars, self.mailbox.wake)

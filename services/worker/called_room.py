@@ -1,5 +1,5 @@
-"""Fields and methods of a room's record for its caller and its timeline, on prefill and decode workers
-alike."""
+"""Part of a room's record that prefill and decode workers have in common: replies to its caller, and its
+reported votes."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,21 +21,21 @@ class CalledRoom(Generic[Reply]):
     __slots__ = ()  # they are in the record
 
     REPLY: ClassVar[type[Any]]
-    """Protobuf message type of the replies."""
+    """Class of the protobuf messages in which the room's replies are sent to its caller."""
 
     replies: Replies[Reply] | None = field(default=None, init=False)
-    """Queue of replies to the room's caller. None on other ranks than the leader, without a caller, and after
-    the outcome."""
+    """Queue of replies to the room's caller. None on ranks other than the leader, for a room without a
+    caller, and after the last reply."""
     voted: tuple[Phase, Vote] | None = field(default=None, init=False)
-    """Last vote of this rank that was reported to the timeline because other ranks voted differently, with
-    its phase."""
+    """Last vote of this rank about the room that the timeline reports, with the room's phase then. Only votes
+    that differ from other ranks' are reported."""
 
     def reply(self, reply: Reply) -> None:
         if self.replies is not None:
             self.replies.put_nowait(reply)
 
     def conclude(self, cause: Cause | None) -> None:
-        """Send the caller the outcome, which is the room's last reply. `cause`: cause of an early end, or
-        None."""
+        """Send the caller the outcome, which is the room's last reply. `cause`: reason for which the room
+        ended early, or None."""
         self.reply(self.REPLY(outcome=outcome_to_wire(cause)))
         self.replies = None  # type: ignore[misc]

@@ -20,15 +20,16 @@ AnyReply = TypeVar("AnyReply", contravariant=True)
 
 
 class Replies(Protocol[AnyReply]):
-    """Queue that the replies of a room go to."""
+    """Queue that receives the replies of one room, in order."""
 
     def put_nowait(self, reply: AnyReply, /) -> None:
-        """Add a reply without waiting. Raises QueueFull beyond the number of replies that a room can have."""
+        """Add a reply without waiting. Raises QueueFull if the room already had its largest possible number
+        of replies."""
 
 
 class Callers(Generic[Reply]):
-    """gRPC calls whose rooms have not been opened yet, at most one for each room. Used from one event
-    loop."""
+    """gRPC calls that wait for a turn to open their rooms, at most one call for each room. Used from one
+    event loop."""
 
     def __init__(self, mailbox: Mailbox, here: Container[RoomId]) -> None:
         """Make callers without calls. `here`: ids of the rooms that are open on this worker."""
@@ -40,8 +41,8 @@ class Callers(Generic[Reply]):
         return len(self._waiting)
 
     def take(self, room: RoomId) -> Replies[Reply] | None:
-        """Return the reply queue of the call that opened a room, and forget it. None on a rank without this
-        call."""
+        """Return the reply queue of the call that waits for this room to open, and forget the call. Return
+        None if this rank has no such call."""
         return self._waiting.pop(room, None)
 
     async def open(self, room: RoomId, command: group_pb2.Command, replies: Replies[Reply]) -> None:
@@ -66,7 +67,7 @@ class Callers(Generic[Reply]):
         return RoomId(request.room) in self._here
 
     def give_up(self, room: RoomId) -> None:
-        """Cancel a room whose caller has ended its stream."""
+        """Cancel a room, because its caller's stream has ended."""
         cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
         cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
         self._mailbox.put(group_pb2.Command(cancel=cancel))
@@ -75,10 +76,11 @@ class Callers(Generic[Reply]):
     async def calling(
         self, room: RoomId, command: group_pb2.Command, replies_max: int
     ) -> AsyncIterator[asyncio.Queue[Reply]]:
-        """Open a room by a command, and yield the queue of its replies, which has the first one.
+        """Open a room by a command, and yield the queue of the room's replies. The first reply is already in
+        it.
 
-        `replies_max`: bound above the number of replies that the stream can carry. Raises the errors of
-        `open`. On any exception but a refusal, cancellation included, the room is cancelled.
+        `replies_max`: upper bound on the number of replies of the room. Raises the errors of `open`. On any
+        exception but a refusal, cancellation included, the room is cancelled.
         """
         replies: asyncio.Queue[Reply] = asyncio.Queue(replies_max)
         try:

@@ -28,8 +28,8 @@ NOT_HERE: Final = (
     "the grammar that intake took is not compiled here",
     "the output that the room goes on behind is not its grammar's",
 )
-"""Texts for the cause of a grammar failure: the grammar did not compile, or the earlier output does not
-follow it. The exception is logged and not included, so that no cause contains parts of a grammar."""
+"""Texts of the two causes of a grammar failure: the grammar does not compile, or the earlier output does not
+follow it. The exception itself is only logged, because its text may contain the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class _WaitingRoom:
 
 
 class GrammarStates:
-    """Grammar states that are being compiled, one entry for each waiting room. Used from one event loop."""
+    """Compilations of grammars that are running, one for each room that waits for its grammar. Used from one
+    event loop."""
 
     def __init__(self, shelf: Grammars | None, wake: Callable[[], None]) -> None:
         """Start without waiting rooms.
@@ -57,14 +58,14 @@ class GrammarStates:
         return len(self._waiting)
 
     def needs(self, request: Request) -> bool:
-        """Return whether a room with this request has to wait for its grammar on this rank."""
+        """Return whether a room with this request has to wait on this rank until its grammar is compiled."""
         return self._shelf is not None and request.grammar is not None
 
     def begin(self, room: Room, *sequences: Sequence) -> None:
-        """Start to compile the grammar of a room, if this rank compiles grammars and the request has one.
+        """Start to compile the grammar of a room, if its request has one and this rank compiles grammars.
 
-        `sequences`: sequences of the room's choices. Each gets a state that has read the output which they
-        share.
+        `sequences`: sequences of the room's choices. Each gets a grammar state that has read the earlier
+        output.
         """
         grammar = sequences[0].request.grammar
         if self._shelf is None or grammar is None:
@@ -75,8 +76,8 @@ class GrammarStates:
         self._waiting[room.id] = _WaitingRoom(room, sequences, folds)
 
     def observe(self) -> bool:
-        """Give finished grammar states to the sequences of their rooms. Return whether a waiting room got its
-        state or failed."""
+        """Give each finished grammar state to the sequences of its room. Return whether some room got its
+        states, or failed."""
         if not self._waiting:
             return False
         done = [each for each in self._waiting.values() if each.folds.done()]
@@ -95,7 +96,7 @@ class GrammarStates:
         return bool(done)
 
     def forget(self, room: RoomId) -> None:
-        """Drop a room that is over, and cancel the compilation for it."""
+        """Drop a room that is over, and cancel the compilation of its grammar."""
         waiting = self._waiting.pop(room, None)
         if waiting is not None:
             waiting.folds.cancel()

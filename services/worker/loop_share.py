@@ -25,11 +25,11 @@ from baton.runtime.clock import Clock
 from baton.runtime.pending_events import PendingEvents
 
 LULL_PART: Final = 4
-"""Divisor of the gRPC handlers' share of the event loop: their share ends if no event comes during a fourth
-of it.
+"""Divisor of the time for which gRPC handlers have the event loop after a turn. Their time ends early if no
+event comes during a fourth of it.
 
-A library's threads take some ten microseconds from one event to the next, which is short compared with a long
-turn.
+The threads of the gRPC library take some ten microseconds from one event to the next, which is short compared
+with a long turn.
 """
 SHARE_MAX_US: Final = 100_000
 """Longest time in microseconds for which gRPC handlers get the event loop after a turn. A turn takes a few
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class TimedGroup:
-    """A `RankGroup` that measures how long its rank waits for the others."""
+    """Wrapper of a rank group (`RankGroup`) that measures how long its rank waits for the other ranks."""
 
     def __init__(self, group: RankGroup, clock: Clock) -> None:
         self._group = group
@@ -47,7 +47,7 @@ class TimedGroup:
         self.rank = group.rank
         self.size = group.size
         self.waited_us = 0
-        """Total microseconds that calls of the group have taken so far."""
+        """Microseconds that this rank has waited in calls of the group since the start."""
 
     @property
     def broken(self) -> str | None:
@@ -74,25 +74,26 @@ class TimedGroup:
 
 
 class LoopShare:
-    """Time for which gRPC handlers get the event loop after a turn, in microseconds of `clock.host_us`."""
+    """Limit on the time for which gRPC handlers get the event loop after a turn: as long as the turns before
+    had it."""
 
     def __init__(self, clock: Clock, arrivals: PendingEvents, group: TimedGroup) -> None:
-        """Make the share of a worker's loop. `arrivals`: events that wait for the loop. `group`: rank group
-        of the turns, whose waits are subtracted from their time."""
+        """Make the limit for one worker's loop. `arrivals`: events that wait for the loop. `group`: rank
+        group of the turns. The time that it waits for other ranks does not count as time of the turns."""
         self._clock = clock
         self._arrivals = arrivals
         self._group = group
         self._began_us = self._turned_us = clock.host_us()
         self._waited_us = group.waited_us
-        """Value of `group.waited_us`, in microseconds, when the handlers' last share ended."""
+        """Value of `group.waited_us`, in microseconds, when the handlers last gave the event loop back."""
 
     def turned(self) -> None:
-        """Record that a turn has ended after which the gRPC handlers may run."""
+        """Record that a turn has ended, so that the gRPC handlers may run next."""
         self._turned_us = self._clock.host_us()
 
     async def give(self) -> None:
-        """Let the gRPC handlers run until their share of the event loop is used, or no event waits for
-        them."""
+        """Let the gRPC handlers run until no event waits for them, or they have had the event loop for as
+        long as they may."""
         waited_us = self._group.waited_us - self._waited_us
         had_us = min(self._turned_us - self._began_us - waited_us, SHARE_MAX_US)
         ends_us = self._turned_us + had_us

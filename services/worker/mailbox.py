@@ -15,8 +15,8 @@ from baton.wire.errors import CommandTooLong, MailboxFull
 from baton.wire.message_limits import TAKEN_BYTES_MAX
 
 COMMANDS_MAX: Final = 16_384
-"""Most waiting commands whose callers await the result. It is far above the number that a worker's rooms and
-leases can produce. As many commands again may wait that follow from accepted work, such as cancels."""
+"""Most waiting commands whose results are awaited. It is far above the number that a worker's rooms and
+leases can produce. As many commands again may wait whose results are not awaited."""
 
 TURN_COMMANDS_MAX: Final = 64
 TURN_OPENINGS_MAX: Final = 8
@@ -29,16 +29,18 @@ other command takes a tenth of that. So no burst makes a turn long, and handlers
 OPENINGS: Final = frozenset({"run", "stream"})
 
 FRAME_BYTES: Final = 8
-"""Most bytes that a command adds to a serialised list of commands, besides its own length."""
+"""Most bytes that each command adds to a serialised list of commands, in addition to the command's own
+bytes."""
 
 
 Answer = Callable[[Exception | None], None]
-"""Function that sets the result of a command: None, or the error. Only its first call counts."""
+"""Function that sets the result of a command: None if it succeeded, or the error. Only the first call has an
+effect."""
 
 
 class News:
-    """Event that a turn loop awaits with a time limit. The wait cancels no task and raises no exception when
-    time is up."""
+    """Event for which a turn loop waits with a time limit. When time is up, the wait returns normally,
+    without a cancelled task or an exception."""
 
     def __init__(self) -> None:
         self._there = False
@@ -56,7 +58,7 @@ class News:
         self._there = False
 
     async def wait(self, bound_s: float) -> bool:
-        """Wait for the event, at most `bound_s` seconds. Return whether it is set."""
+        """Wait until the event is set, at most `bound_s` seconds. Return whether it is set."""
         if self._there:
             return True
         loop = asyncio.get_running_loop()
@@ -72,7 +74,7 @@ class News:
 
 
 class Mailbox:
-    """Commands for the next turns. Used from one event loop, by the leader."""
+    """Queue of commands from gRPC handlers to the leader's turns. Used from one event loop."""
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[group_pb2.Command, asyncio.Future[None] | None]] = deque()
@@ -82,7 +84,7 @@ class Mailbox:
 
     @property
     def empty(self) -> bool:
-        """Whether no command waits to be taken."""
+        """Whether no command waits for a turn."""
         return not self.waiting
 
     def put(self, command: group_pb2.Command) -> None:
@@ -112,12 +114,15 @@ class Mailbox:
         await self.enter(command)
 
     def wake(self) -> None:
-        """Request a turn without a command."""
+        """Ask the turn loop to take a turn soon, although there is no new command."""
         self.news.set()
 
     def take(self) -> bytes:
-        """Return the waiting commands, oldest first, as many as a turn carries, serialised for the group.
-        Their results are expected in the same order."""
+        """Remove the oldest waiting commands, as many as one turn carries. Return them serialised, for the
+        broadcast to all ranks.
+
+        The results are expected in the same order (`answer`).
+        """
         self.news.clear()
         if not self.waiting:
             return b""
@@ -137,20 +142,21 @@ class Mailbox:
         return commands.SerializeToString()
 
     def answer(self, error: Exception | None) -> None:
-        """Set the result of the oldest taken command that has none. Called once for each command, in
-        order."""
+        """Set the result of a command: of the oldest one that a turn has taken and that has no result yet.
+        Called once for each command, in order."""
         if not self.unanswered:
             return  # a follower has no callers
         _answer(self.unanswered.popleft(), error)
 
     def hold(self) -> Answer:
-        """Postpone the result of the oldest taken command that has none. Return the function that sets it."""
+        """Postpone the result of a command: of the oldest one that a turn has taken and that has no result
+        yet. Return the function that sets the result later."""
         waiting = self.unanswered.popleft() if self.unanswered else None
         return lambda error: _answer(waiting, error)
 
     def fail(self, error: Exception) -> None:
-        """Close the mailbox: no turn takes a command any more. All present and later callers get this
-        exception."""
+        """Close the mailbox, because no turn will take a command any more. Present and later waits for
+        results raise this exception."""
         self._end = error
         for answer in (*self.unanswered, *(answer for _, answer in self.waiting)):
             _answer(answer, error)
@@ -158,7 +164,8 @@ class Mailbox:
         self.waiting.clear()
 
     async def rest(self, bound_s: float) -> bool:
-        """Wait for a command or another event, at most `bound_s` seconds. Return whether there is one."""
+        """Wait for a command or a request for a turn (`wake`), at most `bound_s` seconds. Return whether one
+        came."""
         return await self.news.wait(bound_s)
 
     def _append(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:

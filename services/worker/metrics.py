@@ -57,7 +57,8 @@ State = TypeVar("State", Phase, PageState)
 
 
 class Counts(Generic[Member]):
-    """Prometheus gauges, one for each member of an enumeration. Only values that changed are set."""
+    """Prometheus gauges that count things by kind, with one gauge for each kind. Only gauges whose value
+    changed are set."""
 
     def __init__(self, gauges: Mapping[Member, Gauge]) -> None:
         self._gauges: Mapping[Member, Gauge] = gauges
@@ -77,7 +78,7 @@ def _labelled(gauge: Gauge, members: Iterable[State]) -> Counts[State]:
 
 
 class _Total:
-    """Prometheus counter that follows a total which is counted elsewhere since the start."""
+    """Prometheus counter that is set from a total which other code counts."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -90,13 +91,13 @@ class _Total:
 
 
 class WorkerMetrics:
-    """Prometheus metrics that prefill and decode workers have in common, in a given registry."""
+    """Prometheus metrics that prefill and decode workers have in common."""
 
     def __init__(
         self, moves: Moves, queues: Mapping[RoomQueue, tuple[str, str]], registry: CollectorRegistry
     ) -> None:
-        """Make all series in `registry`. `moves`: moves of this side's rooms. `queues`: name and help text of
-        the gauge of each queue."""
+        """Make all metrics and register them in `registry`. `moves`: phase changes that this side's rooms can
+        make. `queues`: name and help text of each queue's gauge."""
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         phases = sorted({phase for phase, _ in moves}, key=list(Phase).index)
         rooms = gauge("baton_rooms", "Rooms on this worker, by phase.", ["phase"])
@@ -154,8 +155,8 @@ class WorkerMetrics:
         self._turns = counter("baton_turns_total", "Turns (iterations) of the worker's loop.")
 
     def record_rooms(self, census: Mapping[Phase, int], unknown: int) -> None:
-        """Set the gauges of rooms by phase. `unknown`: number of messages about rooms that are not here,
-        since the start."""
+        """Set the gauges of the number of rooms by phase. `unknown`: number of messages about rooms that this
+        worker does not have, since the start."""
         self._rooms.record(census)
         self._unknown.record(unknown)
 
@@ -167,14 +168,14 @@ class WorkerMetrics:
         self._slots.record(slots)
 
     def reused(self, tokens: int, of: int) -> None:
-        """Count the prompt tokens of a beginning room (`of`), and those of them whose KV was cached
-        (`tokens`)."""
+        """Count how many prompt tokens of a room were cached when it began. `tokens`: number of cached
+        tokens. `of`: number of all its prompt tokens."""
         self._reused.inc(tokens)
         self._queried.inc(of)
 
     def record_turn(self, agreement_s: float, lines_dropped: int) -> None:
-        """Record one turn. `agreement_s`: seconds that the ranks' agreement took. `lines_dropped`: timeline
-        lines lost since the start."""
+        """Record one turn of the loop. `agreement_s`: seconds for which the ranks' vote took.
+        `lines_dropped`: number of timeline lines lost since the start."""
         self._turns.inc()
         self._agreement.observe(agreement_s)
         self._lines.record(lines_dropped)
@@ -186,7 +187,8 @@ class WorkerMetrics:
         self._failed.count(cause)
 
     def room_retired(self, phase_ms: Mapping[Phase, int]) -> None:
-        """Record a retired room. `phase_ms`: milliseconds spent in each phase."""
+        """Count a retired room, and record how long it was in each phase. `phase_ms`: milliseconds, by
+        phase."""
         for phase, spent_ms in phase_ms.items():
             self._phases[phase].observe(spent_ms / 1000)
 

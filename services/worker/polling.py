@@ -14,7 +14,7 @@ when polled."""
 
 
 def deadline_s(rooms: Iterable[Room], now_ms: int) -> float:
-    """Return the seconds until the first deadline of a room, at most HEARTBEAT_S."""
+    """Return the seconds until the earliest deadline of these rooms, at most HEARTBEAT_S."""
     least_ms = HEARTBEAT_S * 1000
     for room in rooms:
         wait_ms = room.deadline_ms - now_ms

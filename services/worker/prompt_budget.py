@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 
 class PromptBudget(Protocol):
-    """Limit on the prompt tokens of prefill steps, set by a decode side whose steps run on the same
-    thread."""
+    """Limit on the prompt tokens of a prefill step. A decode side whose steps run on the same thread sets
+    it."""
 
     def chunk_tokens(self, most: int) -> int:
         """Return how many prompt tokens the next prefill step may compute: at least 1 and at most `most`."""

@@ -31,28 +31,29 @@ STEPS_MIN: Final = 4
 """Fewest steps of a prompt whose last chunk is made small. For shorter prompts the additional step costs more
 than it gains."""
 LAST_SHARE: Final = 4
-"""Divisor of a step's token budget that gives the length of a small last chunk: a fourth."""
+"""Divisor of a step's token budget. The quotient, a fourth of the budget, is the length of a small last
+chunk."""
 LOT_MIN: Final = 64
 """Fewest tokens to which a step is cut short so that first tokens come earlier. Smaller steps are not known
 to be quicker."""
 
 
 class PromptRoom(Protocol):
-    """A room whose prompt, and the output that it continues, are to be computed."""
+    """Room whose prompt has to be computed, and the earlier output that the room continues."""
 
     @property
     def request(self) -> Request: ...
     @property
     def cached(self) -> int:
-        """Number of leading tokens whose KV was cached when the room began."""
+        """Number of the room's leading tokens whose KV was in the prefix cache when the room began."""
 
     @property
     def computed(self) -> int:
-        """Number of leading tokens whose KV is in the room's pages."""
+        """Number of the room's leading tokens whose KV is in its pages."""
 
     def prompt_row(self, start: int, stop: int) -> Row:
-        """Return the engine row for positions [start, stop). The first token is sampled after the last known
-        one."""
+        """Return the engine row that computes positions [start, stop) of the room. If `stop` is the end of
+        the known tokens, the row samples the first output token."""
 
 
 P = TypeVar("P", bound=PromptRoom)
@@ -60,8 +61,8 @@ P = TypeVar("P", bound=PromptRoom)
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk(Generic[P]):
-    """Chunk of a prompt: positions [start, stop) of one room's prompt, and of the output that it
-    continues."""
+    """Part of one room's prompt that one step computes: positions [start, stop) of the prompt and the earlier
+    output."""
 
     room: P
     start: int
@@ -78,7 +79,8 @@ class PromptChunk(Generic[P]):
 
     @property
     def last(self) -> bool:
-        """Whether the chunk ends with the last known token, so that the first token is sampled."""
+        """Whether the chunk ends with the last known token. If so, the step samples the first output
+        token."""
         return self.stop == self.room.request.prefill_tokens
 
 
@@ -126,16 +128,17 @@ def next_chunks(
 
 
 def _costs(tokens: Sequence[int], prices: Sequence[int]) -> list[int]:
-    """Return the cost of each prompt's tokens, in plain (unscored) tokens, rounded up. `prices`: cost of a
-    token of each prompt, in thousandths."""
+    """Return the cost of each prompt's tokens, rounded up. The unit is a token that is not scored. `prices`:
+    cost of one token of each prompt, in thousandths."""
     return [-(-count * price // 1000) for count, price in zip(tokens, prices, strict=True)]
 
 
 def _bought(left: Sequence[int], prices: Sequence[int], budget_tokens: int) -> list[int]:
-    """Return how many tokens of each prompt fit into the budget.
+    """Return how many tokens of each prompt the next step computes within the budget.
 
-    The oldest prompt gets at least one token at any cost. Otherwise an endless stream of cheaper ones would
-    block it. `left`: remaining tokens of each prompt. `prices`: cost of a token of each, in thousandths.
+    The oldest prompt gets at least one token, whatever it costs. Otherwise an endless stream of cheaper
+    prompts would block it. `left`: remaining tokens of each prompt. `prices`: cost of a token of each prompt,
+    in thousandths.
     """
     costs = _costs(left, prices)
     shares = _shared(costs, budget_tokens)
@@ -163,8 +166,8 @@ def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
 
 
 def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
-    """Return how many tokens of a budget each prompt gets. `wanted`: how many each could use, oldest
-    first."""
+    """Divide a budget of tokens among prompts. Return how many tokens each prompt gets. `wanted`: how many
+    tokens each prompt could use, oldest prompt first."""
     left, takes = list(wanted), [0] * len(wanted)
 
     def take(order: Iterable[int], tokens: int, *, whole: bool = False) -> None:
@@ -183,7 +186,7 @@ def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
 
 
 def _before_the_last(room: PromptRoom, budget_tokens: int) -> int:
-    """Return the most tokens of a prompt that the next step may compute, so that its last chunk is small."""
+    """Return how many tokens of a prompt the next step may compute, so that a small last chunk is left."""
     left, last = room.request.prefill_tokens - room.computed, budget_tokens // LAST_SHARE
     short = room.request.prefill_tokens - room.cached <= (STEPS_MIN - 1) * budget_tokens
     return left if short or left <= last else max(left - last, left // 2)

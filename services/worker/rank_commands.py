@@ -24,8 +24,8 @@ Core = TypeVar("Core", bound=SendingSide[Any] | ReceivingSide[Any])
 
 
 class RankCommands(ABC, Generic[Core]):
-    """Handler that applies commands on a rank. Commands open rooms, but do not end them: the ranks vote on an
-    end."""
+    """Handler that applies commands of the leader's mailbox on one rank. Commands open rooms but do not end
+    them, because the ranks vote on an end."""
 
     def __init__(self, core: Core, callers: Callers[Any], ports: RankPorts, cost: StepCost) -> None:
         self._core: Core = core
@@ -34,8 +34,8 @@ class RankCommands(ABC, Generic[Core]):
         self._cost = cost
 
     def apply(self, command: group_pb2.Command) -> None:
-        """Apply a command. Raises Refusal, PeerFault, Truncated or LayoutMismatch as the answer to its
-        sender."""
+        """Apply a command on this rank. Raises Refusal, PeerFault, Truncated or LayoutMismatch, which become
+        the answer to the command's sender."""
         match command.WhichOneof("what"):
             case "cancel":
                 cause = cause_from_wire(command.cancel.cause)
@@ -53,7 +53,8 @@ class RankCommands(ABC, Generic[Core]):
 
     @abstractmethod
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
-        """Apply a command that only this side has. Return False if this side has no such command."""
+        """Apply a command that only this side (prefill or decode) has. Return False if this side has no such
+        command."""
 
     def _open(
         self,
@@ -61,10 +62,10 @@ class RankCommands(ABC, Generic[Core]):
         peer: rooms_pb2.Peer | None,
         field: str,
     ) -> Any:
-        """Open a room on this rank, and send its caller `accepted`. Return the room's record.
+        """Open a room on this rank, and send its caller the reply `accepted`. Return the room's record.
 
-        `peer`: worker of the other side, or None if there is none. `field`: name of its field in the message.
-        Raises Malformed and Refusal.
+        `peer`: worker of the other side that takes part in the room, or None. `field`: name of the protobuf
+        field with `peer`, for error texts. Raises Malformed and Refusal.
         """
         name, request, ports = room_from_wire(wire.room), request_from_wire(wire.request), self._ports
         if peer is not None:

@@ -54,7 +54,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         self.scheduler = computing
         self._turns = 0
         self._loads = 0
-        """Number of load reports so far. Each report carries its number."""
+        """Number of load reports made so far, which is also the number of the latest report."""
 
     # ---- methods and attributes of one side alone
 
@@ -74,15 +74,15 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
 
     @abstractmethod
     def _do(self, request: OwnRequest) -> None:
-        """Carry out a request that only this side's hand-over core makes."""
+        """Carry out a request that only this side (prefill or decode) of a hand-over makes."""
 
     @abstractmethod
     def _load(self) -> WorkerLoad:
-        """Return the load by which the router places rooms on this worker."""
+        """Return the worker's present load, by which the router decides which rooms this worker gets."""
 
     @abstractmethod
     def _queues(self, rooms: Mapping[Phase, int]) -> Mapping[RoomQueue, int]:
-        """Return the number of rooms in each queue. `rooms`: number of rooms in each phase."""
+        """Return the number of rooms in each queue of this side. `rooms`: number of rooms in each phase."""
 
     # ---- calls of the leader's process
 
@@ -91,12 +91,13 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         return self._core.draining
 
     def names_of(self, room: RoomId) -> Mapping[str, str]:
-        """Return the ids of a room's request for log lines, by field name. Empty once the room is retired."""
+        """Return ids of a room's request, such as its request id, by the field name in log lines. Empty once
+        the room is retired."""
         names: Mapping[str, str] = self.roster.get(room).request.names if room in self.roster else {}
         return names
 
     def break_off(self, cause: Cause) -> None:
-        """Send an outcome to the callers of all rooms, because this worker ends at once, perhaps in the
+        """Send the callers of all rooms their last reply, because this worker ends at once, perhaps in the
         middle of a turn.
 
         A room that already has a cause keeps it (`first-cause-wins`). No memory is given back, because it
@@ -106,12 +107,14 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
             room.conclude(None if room.succeeded else room.cause or cause)
 
     def load(self) -> rooms_pb2.WorkerLoad:
-        """Return the present load of this worker, by which the router places rooms here, as a message."""
+        """Return the worker's present load as a protobuf message. The router decides by it which rooms this
+        worker gets."""
         self._loads += 1
         return load_to_wire(self._load(), self._loads)
 
     def holds(self) -> workers_pb2.RenewRequest:
-        """Return a message to renew the lease, with the present load and a census for operators."""
+        """Return the message to renew the lease, with the worker's present load and its numbers of rooms and
+        pages."""
         rooms = self.roster.census()
         tokens = self.scheduler.tokens
         census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
@@ -182,7 +185,8 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     # ---- requests of the hand-over core
 
     def _carry_out(self) -> None:
-        """Carry out all requests of the hand-over core, and those that follow from them."""
+        """Carry out all requests of the hand-over core, until none is left. Carrying one out may lead to
+        further requests."""
         reporter = self.ports.reporter
         while requests := self._core.take_requests():
             for request in requests:
@@ -198,8 +202,8 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
                         self._do(request)
 
     def _conclude(self, room: Any, cause: Cause | None) -> None:
-        """Send the outcome of a room, and release its sequences. No step that starts later has a row of it
-        (`each-is-released`)."""
+        """Send the room's last reply, and release its sequences in the engine. No later step has a row of
+        them (`each-is-released`)."""
         room.conclude(cause)
         for sequence in room.sequences:
             self.ports.step_thread.release(sequence)

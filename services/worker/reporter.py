@@ -35,13 +35,13 @@ DETAIL_CHARS_MAX: Final = 512
 
 
 class _Line(NamedTuple):
-    """Line of a room's timeline that waits to be sent to the bootstrap."""
+    """Line of a room's timeline that is buffered until it is sent to the bootstrap."""
 
     room: RoomId
     event: bytes
-    """Serialised `RoomEvent` of the line. It is passed on as bytes, without being parsed."""
+    """Protobuf `RoomEvent` of the line, serialised. The bootstrap stores these bytes without parsing them."""
     retired: bool
-    """Whether the line is this worker's last one about the room."""
+    """Whether the line says that the room is retired. It is this worker's last line about the room."""
 
 
 class Reporter:
@@ -76,22 +76,23 @@ class Reporter:
         self._wake = asyncio.Event()
         self._sending = asyncio.Lock()
         self.load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
-        """Function that returns the load to send with batches in which rooms ended. It returns None if the
-        bootstrap gets the load otherwise."""
+        """Function that returns the worker's load, which is sent with batches in which rooms ended. It
+        returns None if the bootstrap gets the load in another way."""
         self.dropped = 0
-        """Number of timeline lines lost since the start."""
+        """Number of timeline lines since the start that were lost before the bootstrap had them."""
 
     def reach(self, channel: grpc.aio.Channel) -> None:
-        """Use this channel to the bootstrap from the next call on."""
+        """Use this channel to the bootstrap for all later calls, in place of the former one."""
         self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
 
     def opened(self, room: RoomId, request: Request) -> None:
-        """Add the later lines of a room to the trace of its request, if that has one."""
+        """Remember the trace context of a new room's request, if it has one. Later timeline lines of the room
+        become events of that trace."""
         self._spans.begin(room, request.request_id, request.trace)
 
     def failed(self, room: RoomId, cause: Cause) -> None:
-        """Report the cause of a failed room: to its timeline unless it was retracted or left to decode, to
-        the log and to its trace."""
+        """Report the cause of a failed room to its timeline, to the log and to its trace. The timeline gets
+        no line if the room was retracted or its prompt left to decode."""
         if REASONS[cause.reason].is_attempt:
             self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
             log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
@@ -180,7 +181,8 @@ class RankReporter(Reporter):
         self._rank = rank
 
     def led_by(self, leader: Incarnation, credential: bytes) -> None:
-        """Set the worker's incarnation, and the credential of its ranks. Call it before anything is sent."""
+        """Set the worker's incarnation and the credential of its ranks. Must be called before the first line
+        is sent."""
         self._incarnation = leader
         self._credential = credential
 
@@ -197,7 +199,7 @@ class RankReporter(Reporter):
 
 
 def wish_text(room: Room, wish: Vote, now_ms: int) -> str:
-    """Return a rank's vote about a room as text for the room's timeline."""
+    """Return the text by which a room's timeline reports this rank's vote about the room."""
     ending = room.ending(now_ms)
     if wish is Vote.ABORT and ending is not None:
         return f"to end it while {room.phase.value}: {ending.reason.value}: {ending.text}"

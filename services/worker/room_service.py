@@ -23,7 +23,8 @@ Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomRep
 
 
 class Opener(Protocol[Reply]):
-    """Work of a prefill or decode side, as far as the service that opens rooms needs it."""
+    """Interface of a prefill or decode side towards the service that opens rooms: its reply queues, its load,
+    and whether it is draining."""
 
     ports: RankPorts
     callers: Callers[Reply]
@@ -39,11 +40,11 @@ class RoomOpeningService(ABC, Generic[Reply]):
 
     side: ClassVar[Side]
     message: ClassVar[type[Any]]
-    """Protobuf message type of a stream that many rooms share."""
+    """Class of the protobuf messages that a stream with many rooms sends to its caller."""
 
     def __init__(self, work: Opener[Reply], rest: Rest | None = None) -> None:
-        """Make the service of a prefill or decode worker. `rest`: handler of other message parts, see
-        `SharedStream`."""
+        """Make the service of a prefill or decode worker. `rest`: handler of message parts that neither open
+        nor cancel rooms (see `SharedStream`)."""
         self._callers: Callers[Reply] = work.callers
         self._opener: Opener[Reply] = work
         self._mailbox = work.ports.mailbox
@@ -58,7 +59,7 @@ class RoomOpeningService(ABC, Generic[Reply]):
         """
 
     async def room(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
-        """Yield the replies of one room, up to its outcome."""
+        """Open the room of one call, and yield its replies up to the last one, the outcome."""
         async with errors_as_status(context):
             command, most = self._judge(request)
             async with self._callers.calling(room_from_wire(request.room), command, most) as replies:
@@ -69,7 +70,8 @@ class RoomOpeningService(ABC, Generic[Reply]):
                     over = reply.HasField("outcome")
 
     async def rooms(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """Yield the replies of all rooms that one caller opens on a shared stream."""
+        """Serve one stream on which a caller opens many rooms. Yield messages with the replies of all of
+        them."""
         shared = SharedStream(self._callers, self._judge, self._incarnation, self._rest)
         async with (
             errors_as_status(context),

@@ -1,8 +1,8 @@
-"""Stream that many rooms of one caller share.
+"""Stream on which one caller opens many rooms and reads the replies of all of them.
 
-Replies are collected until the stream can take a message. The tokens of one engine step, which its rooms
-send at once, leave together. If the caller does not read, replies wait, bounded by what its rooms can ever
-send.
+Replies are collected until the stream can take a message. So the tokens that one engine step sampled for
+several rooms leave in one message. If the caller does not read, replies wait. Their number is bounded by the
+replies that its rooms can ever have.
 """
 
 import asyncio
@@ -24,41 +24,43 @@ log = Log(__name__)
 LINES_MAX: Final = 1024
 """Most replies in one message of a shared stream."""
 MESSAGE_BYTES: Final = 2**15
-"""Length in bytes from which further replies go into the next message.
+"""Length in bytes at which a message of a shared stream is full, so that further replies go into the next
+message.
 
-The reader parses each message at once, and all others wait for that. Log-probabilities of so many bytes
-take milliseconds. Those of a prompt, or of a whole vocabulary, may be megabytes.
+The reader parses each message at once, and all other rooms wait for that. Parsing log-probabilities of this
+length takes milliseconds. Log-probabilities of a prompt, or of a whole vocabulary, may take megabytes.
 """
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 Rooms = TypeVar("Rooms", inference_pb2.RunRoomsReply, inference_pb2.StreamRoomsReply)
 Line: TypeAlias = tuple[RoomId, Reply | inference_pb2.Refused | None]
-"""Id of a room and one reply of it. The reply is None if a cancel found no such room here."""
+"""Entry of a message on a shared stream: id of a room, and one reply of the room. The reply is None if the
+caller cancelled the room and this worker does not have it."""
 Judge: TypeAlias = Callable[[Any], tuple[group_pb2.Command, int]]
-"""Function that returns the command to open the room of a request, and the most replies of the room. Raises a
-Refusal."""
+"""Function that takes a request to open a room. It returns the command that opens the room, and the most
+replies that the room can have. Raises Refusal."""
 Rest: TypeAlias = Callable[[Any], Coroutine[Any, Any, None]]
-"""Function that processes the parts of a message that neither open nor cancel rooms. Raises the errors of
-`Mailbox.ask`."""
+"""Function that processes the parts of a caller's message that neither open nor cancel rooms, such as ending
+single choices. Raises the errors of `Mailbox.ask`."""
 
 
 class SharedStream(Generic[Reply]):
-    """Reply stream of one caller for many rooms. When it ends, its unfinished rooms are cancelled."""
+    """Stream of one caller for many rooms. If the stream ends, its unfinished rooms are cancelled."""
 
     def __init__(
         self, callers: Callers[Reply], judge: Judge, incarnation: Incarnation, rest: Rest | None = None
     ) -> None:
         """Make a stream without rooms.
 
-        `incarnation`: incarnation of this process. `rest`: handler of parts of a message that neither open
-        nor cancel rooms.
+        `incarnation`: id of this worker process. `rest`: handler of parts of a message that neither open nor
+        cancel rooms.
         """
         self._rest = rest
         self._callers: Callers[Reply] = callers
         self._judge = judge
         self._incarnation = incarnation
         self._rooms: dict[RoomId, _RoomReplies[Reply]] = {}
-        """Destination of the replies of each room whose outcome was not sent yet."""
+        """Queue of the replies of each room whose outcome (last reply) was not sent yet, by room id."""
         self._pending: deque[Line[Reply]] = deque()
         self._news = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
@@ -66,7 +68,7 @@ class SharedStream(Generic[Reply]):
 
     @asynccontextmanager
     async def reading(self, requests: AsyncIterator[Any]) -> AsyncIterator["SharedStream[Reply]"]:
-        """Open and cancel rooms as `requests` demand, while the context lasts."""
+        """Read the caller's messages, and open and cancel rooms as they demand, while the context lasts."""
         self._reading = asyncio.create_task(self._read(requests))
         self._reading.add_done_callback(lambda _: self._news.set())
         try:
@@ -172,7 +174,7 @@ class SharedStream(Generic[Reply]):
         self._news.set()
 
     def reply(self, replies: "_RoomReplies[Reply]", reply: Reply) -> None:
-        """Add a reply of a room of this stream. Replies of ended rooms are dropped."""
+        """Add a reply of a room to the stream. Replies of rooms that have ended are dropped."""
         if self._rooms.get(replies.room) is not replies:
             return
         if reply.HasField("outcome"):
@@ -191,7 +193,8 @@ class _RoomReplies(Generic[Reply]):
         self.room = room
 
     def put_nowait(self, reply: Reply) -> None:
-        """Add a reply. Raises QueueFull beyond the most replies that the room can have."""
+        """Add a reply of the room. Raises QueueFull if the room already had its largest possible number of
+        replies."""
         if self._left == 0:
             raise asyncio.QueueFull
         self._left -= 1
@@ -199,14 +202,14 @@ class _RoomReplies(Generic[Reply]):
 
 
 def ends_some(lines: Sequence[Line[Any]]) -> bool:
-    """Return whether a room ended or was refused by these replies, so that the worker's free space
+    """Return whether one of these replies ends or refuses a room, so that the worker's free capacity has
     changed."""
     replies = [each for _, each in lines if each is not None]
     return any(isinstance(each, inference_pb2.Refused) or each.HasField("outcome") for each in replies)
 
 
 def rooms_reply(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:
-    """Return `message` with the replies `lines` added to it."""
+    """Add the replies `lines` to the protobuf message `message`, and return it."""
     for room, reply in lines:
         if reply is None:
             message.lines.add(room=room, absent=True)

@@ -14,7 +14,7 @@ from baton.worker.step_thread import STEP_MS, StepFailed
 
 
 class StepPart(Protocol):
-    """Part of an engine step that belongs to one room."""
+    """Part of an engine step that belongs to one room: a row of a choice, or a chunk of a prompt."""
 
     @property
     def room(self) -> Room: ...
@@ -24,17 +24,17 @@ P = TypeVar("P", bound=StepPart)
 
 
 class StepScheduler(Generic[P]):
-    """Scheduler that runs one engine step at a time. The rooms of a step are busy until it has ended,
-    whatever happens to them."""
+    """Base class of the schedulers of prefill and decode steps. It runs one engine step at a time. The rooms
+    in a step are busy until the step has ended."""
 
     def __init__(
         self, core: HandOverSide[Any, Any], ports: RankPorts, metrics: WorkerMetrics, cost: StepCost
     ) -> None:
         self.tokens = 0
-        """Number of tokens that this rank has computed or sampled since the start."""
+        """Number of prompt tokens computed and output tokens sampled on this rank since the start."""
         self.cost = cost
-        """Estimated cost of the positions in an engine step. It is measured on each rank, and all ranks use
-        the leader's."""
+        """Estimated cost of the positions in an engine step. Each rank measures it, but all ranks use the
+        leader's numbers."""
         self._core_side = core
         self._ports = ports
         self._worker_metrics = metrics
@@ -51,7 +51,7 @@ class StepScheduler(Generic[P]):
 
     @property
     def goes_on(self) -> bool:
-        """Whether a step is running that has not exceeded STEP_MS."""
+        """Whether a step is running, and for less than STEP_MS so far."""
         return bool(self._step) and self.running_us < STEP_MS * 1000
 
     @property
@@ -61,8 +61,8 @@ class StepScheduler(Generic[P]):
 
     @property
     def computing_us(self) -> int:
-        """Microseconds since the last step was started, without its wait for another worker's step on the
-        same thread."""
+        """Microseconds since the running step began to compute. Time in which the thread ran another worker's
+        step does not count."""
         return self.running_us - self._ports.step_thread.waited_us
 
     def _start(self, step: Sequence[P], rows: Sequence[Row]) -> bool:
@@ -76,8 +76,8 @@ class StepScheduler(Generic[P]):
         return bool(step)
 
     def _take(self) -> tuple[Sequence[P], Sequence[RowResult]] | None:
-        """Return the parts of the ended step with the result of each, or None if no step has ended. The
-        rooms of a failed step have failed."""
+        """Return the parts of the ended step, and the result of each. Return None if no step has ended. If
+        the step failed, its rooms fail and there are no parts."""
         failure: StepFailed | None = None
         taken: Sequence[RowResult] | None = ()
         try:
@@ -97,6 +97,6 @@ class StepScheduler(Generic[P]):
         return step, taken
 
     def _fail(self, part: P, why: Exception) -> None:
-        """Fail the room of one part of a step. `why`: error because of which no token was sampled."""
+        """Fail the room of one part of a step. `why`: error for which the part has no sampled token."""
         reason = Reason.GRAMMAR_FAILED if isinstance(why, GrammarUnsatisfied) else Reason.ENGINE_FAILED
         self._core_side.fail(part.room, reason, f"{part.room.SIDE.value}: {why}")

@@ -26,20 +26,21 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 STEP_MS: Final = 600_000
-"""Milliseconds after which a running step counts as stuck, also one that waits for other ranks."""
+"""Milliseconds after which a running step counts as stuck. Time in which the step waits for other ranks
+counts as well."""
 END_S: Final = 2.0
 FAILED_MAX: Final = 8
 """Number of consecutive failed steps after which the engine counts as lost."""
 
 
 class StepFailed(Exception):
-    """Error: the engine raised in a step, on every rank of the worker. The output of the step must not be
+    """Error: the engine failed in a step, on every rank of the worker. The output of the step must not be
     used."""
 
 
 class StepThread:
-    """Thread that runs the steps of an engine, used from one event loop. `on_done` is called there when a
-    step has ended."""
+    """Thread that runs the steps of an engine. It is used from one event loop, and calls `on_done` there when
+    a step has ended."""
 
     def __init__(
         self,
@@ -60,22 +61,23 @@ class StepThread:
         )
         self.running: asyncio.Future[Any] | None = None
         self._summing = False
-        """Whether the thread runs a sum of pages, and not a step."""
+        """Whether the thread is computing checksums of pages, and not a step."""
         self._live: set[TokenSequence] = set()
-        """Sequences that had a row in some step, and are not released yet."""
+        """Sequences that had a row in some step and for which the engine still has state."""
         self._stepping: set[TokenSequence] = set()
-        """Sequences of the running step."""
+        """Sequences that have a row in the running step."""
         self._ended_sequences: list[TokenSequence] = []
         """Sequences of the running step that are to be released when it has ended."""
         self._failed = 0
-        """Number of failed steps in a row."""
+        """Number of steps that have failed in a row so far."""
         self._clock = clock
         self.waited_us = 0
-        """Microseconds that the last run waited while the thread ran another worker's step."""
+        """Microseconds that the last step or sum waited, because the thread was running another worker's
+        step."""
 
     @property
     def free(self) -> bool:
-        """Whether the thread runs nothing for this worker, and the last result was taken."""
+        """Whether the thread runs neither a step nor a sum for this worker, and the last result was taken."""
         return self.running is None
 
     def start(self, rows: Sequence[Row]) -> None:
@@ -99,16 +101,17 @@ class StepThread:
             self._engine.release(sequence)
 
     def start_sum(self, parts: Sequence[PageSumRequest]) -> None:
-        """Start to sum pages on the engine's thread, between two steps. Call it only while `free`."""
+        """Start to compute checksums of pages on the engine's thread, between two steps. Call it only while
+        `free`."""
         self._start(self._engine.sum_pages, parts, summing=True)
 
     def take(self) -> Sequence[RowResult] | None:
-        """Return the results of the ended step, one for each row. None if a step is running, or there was
-        none.
+        """Return the results of the ended step, one for each row. Return None if a step is running, or none
+        was started.
 
-        Raises StepFailed once if the engine raised. Raises EngineLost if it raised FAILED_MAX times in a row
-        or reports that itself. Raises RankGroupBroken if it raised on some rank only. After these two the
-        worker has to end.
+        Raises StepFailed once if the engine raised an error. Raises EngineLost if the engine reports that, or
+        failed FAILED_MAX times in a row. Raises RankGroupBroken if the error came on some ranks only. After
+        the last two the worker has to end.
         """
         ended = self._ended(summing=False)
         if ended is None:
@@ -118,8 +121,8 @@ class StepThread:
         return taken
 
     def take_sum(self) -> bool:
-        """Return whether the started sums of pages are complete. Return True once. Raises the errors of
-        `take`."""
+        """Return whether the started checksums of pages are complete. Returns True only once for each start.
+        Raises the errors of `take`."""
         return self._ended(summing=True) is not None
 
     async def end(self) -> None:
@@ -132,7 +135,7 @@ class StepThread:
                 raise EngineStuck(f"a step of the model has not ended {END_S:g} s after everything else")
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread after the running step. `wait`: whether to wait for it."""
+        """End the thread when the running step has ended. `wait`: whether to block until then."""
         self._thread.shutdown(wait=wait)
 
     def _start(self, work: Callable[[Any], Any], given: Sequence[Any], *, summing: bool) -> None:

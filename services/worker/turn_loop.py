@@ -31,12 +31,13 @@ from baton.worker.loop_share import LoopShare, TimedGroup
 log = Log(__name__)
 
 BEHIND_S: Final = 0.001
-"""Seconds until the leader's next turn while another rank lacks evidence that the leader has."""
+"""Seconds from a turn of the leader to its next one, if the leader has evidence (such as a finished write)
+that another rank lacks."""
 
 WORDS_MAX: Final = 300
 ROOMS_MAX: Final = 512
-"""Most rooms ending in one turn for which each rank sends the text of the cause, of WORDS_MAX characters. For
-further rooms the other ranks learn only the reason."""
+"""Most rooms that end in one turn for which each rank sends the text of the cause, of at most WORDS_MAX
+characters. For further rooms, the other ranks learn only the kind of cause."""
 
 
 class Work(Protocol):
@@ -47,15 +48,15 @@ class Work(Protocol):
     def roster(self) -> Roster[Any]: ...
 
     def take_commands(self) -> bytes:
-        """Return the commands that came since the last turn, in order, serialised. Called on the leader
+        """Return the serialised commands for this turn, in the order in which they came. Called on the leader
         only."""
 
     def apply(self, commands: bytes) -> None:
         """Apply the commands of the turn, the same on every rank."""
 
     def observe(self) -> bool:
-        """Collect this rank's evidence: data that landed, and writes and steps that ended. Return whether
-        there may be more at once."""
+        """Collect what this rank can observe: landed data, finished writes and finished steps. Return whether
+        the next turn may find more at once."""
 
     def capacity(self) -> Capacity: ...
 
@@ -63,13 +64,14 @@ class Work(Protocol):
         """Return whether the engine of this rank is free to start a step."""
 
     def may_leave(self) -> bool:
-        """Return whether this rank drains and has no room left."""
+        """Return whether this rank is draining and has no room left."""
 
     def connects(self) -> int:
-        """Return how many connects of this turn succeeded on this rank before the first one that failed."""
+        """Return how many connects to decode memory succeeded on this rank in this turn, before the first
+        that failed."""
 
     def on_agreement(self, connects: int) -> None:
-        """Process the fact that all ranks have reached this turn, and so have carried out the requests of the
+        """React to the end of the ranks' vote. It shows that every rank has carried out the requests of the
         turn before.
 
         `connects`: number of connects of this turn that succeeded on every rank. Their callers get the
@@ -77,36 +79,40 @@ class Work(Protocol):
         """
 
     def record_vote(self, room: Any, wish: Vote, now_ms: int) -> None:
-        """Report a vote of this rank to the room's timeline: to end the room, or to advance while another
-        rank does not. Called in every such turn."""
+        """Report this rank's vote to the room's timeline: a vote to end the room, or to advance it while
+        another rank does not. Called in every such turn."""
 
     def perform(self, room: Any, effect: Any) -> None:
-        """Carry out a move of a room that all ranks have agreed on. `effect`: one of this side's effects."""
+        """Carry out the effect of a room's move on which all ranks have agreed. `effect`: one of the effects
+        of this side."""
 
     def compute(self) -> bool:
-        """Start the next engine step, if there is one. Its end wakes a rank that rests.
+        """Start the next engine step, if there is something to compute. The end of the step wakes a waiting
+        loop.
 
-        Return whether the next turn has work before that.
+        Return whether the next turn already has something to do before that.
         """
 
     def gather_payload(self) -> bytes | None:
-        """Return data that every rank needs from this one, once. It is None on all ranks or on none."""
+        """Return bytes that every rank needs from this rank once, or None. In a turn, all ranks return bytes
+        or all return None."""
 
     def on_gathered(self, payload: Sequence[bytes]) -> None:
         """Process the gathered data of all ranks, in rank order."""
 
     def record(self, agreement_s: float) -> None:
-        """Publish metrics of the turn. `agreement_s`: seconds that the ranks' agreement took."""
+        """Publish the metrics of this turn. `agreement_s`: seconds that the ranks' vote took."""
 
     async def rest(self) -> bool:
-        """Wait, within a bound, until a turn may have work. Return whether an event arrived."""
+        """Wait until a turn may have something to do, at most for a bounded time. Return whether an event
+        arrived."""
 
     async def pause(self, most_s: float) -> None:
         """Wait for an event from outside, at most `most_s` seconds."""
 
 
 class TurnProgress:
-    """Times at which the last turn ended and the engine was last free, for health pages."""
+    """Record of when the last turn ended and when the engine was last free. Health pages read it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -122,26 +128,25 @@ class TurnProgress:
             self._free_ms = self._ended_ms
 
     def stuck_ms(self) -> int | None:
-        """Return the milliseconds since a turn last ended, or None before the first."""
+        """Return the milliseconds since the last turn ended, or None before the first turn has ended."""
         return None if self._ended_ms is None else self._clock.now_ms() - self._ended_ms
 
     def step_ms(self) -> int:
-        """Return an upper bound of the milliseconds for which a step has been running."""
+        """Return an upper bound on the milliseconds for which the present step has been running."""
         return 0 if self._ended_ms is None else self._ended_ms - self._free_ms
 
 
 class Lap(Enum):
-    """Kind of a turn that has ended, which decides when the next one follows."""
+    """Kind of a turn that has ended. It decides how soon the next turn follows."""
 
     QUEUED = "queued"
-    """Turn after which rooms lack only capacity for their next move. The next turn follows before anything
-    else."""
+    """Turn in which rooms moved to a queue, and now lack only capacity for the next move. The next turn
+    follows at once."""
     BUSY = "busy"
-    """Turn in which something moved, or after which more evidence may be there. The next turn may follow at
-    once."""
+    """Turn in which a room moved or new evidence came. The next turn may follow at once."""
     BEHIND = "behind"
-    """Turn in which nothing moved, but another rank lacked evidence that this one has. The next turn follows
-    soon."""
+    """Turn in which nothing moved, because another rank lacked evidence that this rank has. The next turn
+    follows soon."""
     IDLE = "idle"
     LAST = "last"
     """Turn in which all ranks agreed to leave."""
@@ -220,7 +225,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
 
 
 def _ahead(mine: Ballot, verdict: Verdict) -> bool:
-    """Return whether this rank voted to advance a room or to start a step, and another rank did not yet."""
+    """Return whether this rank voted to advance a room or to start a step, while another rank did not."""
     if mine.may_compute and not verdict.compute:
         return True
     return any(
@@ -230,7 +235,7 @@ def _ahead(mine: Ballot, verdict: Verdict) -> bool:
 
 
 def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: int) -> None:
-    """Report this rank's votes to the timelines of the rooms on which the ranks differ."""
+    """Report this rank's votes to the timelines of those rooms about which the ranks voted differently."""
     if not verdict.reasons and tuple(votes) == verdict.votes:
         return
     for room in work.roster:

@@ -48,7 +48,7 @@ from baton.worker.step_thread import StepThread
 from baton.worker.turn_loop import TurnProgress, run_turns
 
 BROKEN: Final = (GroupBroken, RostersDiverged, RankGroupBroken)
-"""Exceptions that end this rank's turns because of another rank."""
+"""Exceptions that end this rank's turns because another rank failed or differs."""
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
 Metrics = TypeVar("Metrics", bound=WorkerMetrics)
@@ -56,7 +56,7 @@ Metrics = TypeVar("Metrics", bound=WorkerMetrics)
 
 @dataclass(frozen=True, slots=True)
 class Rank(Generic[Settings]):
-    """Rank of a worker whose group has met and whose engine is loaded."""
+    """Parts of a rank whose group has met and whose engine is loaded."""
 
     settings: Settings
     host: WorkerHost | FollowerHost
@@ -64,8 +64,8 @@ class Rank(Generic[Settings]):
     ports: RankPorts
 
     def registration(self, side: Side, peer: rooms_pb2.Peer) -> workers_pb2.RegisterRequest:
-        """Return the message with which the worker registers at the bootstrap. `peer`: fields of the worker
-        that the host does not know."""
+        """Return the message that registers the worker at the bootstrap. `peer`: facts about the worker that
+        only its side has, such as the digest of its secret. The host adds name and address."""
         return workers_pb2.RegisterRequest(
             worker=peer,
             side=side_to_wire(side),
@@ -88,18 +88,20 @@ class Rank(Generic[Settings]):
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Parts of a rank that depend on its side, prefill or decode."""
+    """Parts of a rank that differ between a prefill and a decode worker."""
 
     side: Side
     work: RankWork[Any, Any]
     services: Sequence[str]
-    """Full names of the side's gRPC services."""
+    """Full names of the gRPC services that this side adds to the server, for health checks."""
     listen: Callable[[grpc.aio.Server], None]
     """Function that adds the side's services to the leader's gRPC server."""
     end: Callable[[], Awaitable[None]]
-    """Function that ends all calls to workers of the other side, after the turns have ended."""
+    """Function that ends all calls between this worker and workers of the other side. Called after the last
+    turn."""
     peer: rooms_pb2.Peer
-    """Fields of the worker's registration besides its name and address."""
+    """Facts of the worker's registration that its side provides. The host adds the worker's name and
+    address."""
 
 
 Fit = Callable[[Rank[Settings], Metrics], Fitting]
@@ -137,19 +139,21 @@ def run_worker(
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[Settings]):
-    """Start of a rank: its settings and its host, before it has met its group and loaded its engine."""
+    """Parts of a rank's start that exist before its group has met and its engine is loaded."""
 
     settings: Settings
     load: Callable[[], Engine]
     host: WorkerHost | FollowerHost
     mine: Incarnation
-    """Incarnation of the worker, if this rank turns out to lead it."""
+    """Incarnation (id of the process) that the worker gets if this rank is its leader."""
     ranks_word: bytes
-    """Credential for the other ranks of the worker, if this rank leads it."""
+    """Credential by which the other ranks report for the worker, if this rank is its leader."""
     other_side: workers_pb2.OtherSide | None = None
-    """Other side of the same process, with its incarnation. None in a process of one side."""
+    """Incarnation and facts of the other side, in a process that serves both prefill and decode. None in a
+    process with one side."""
     thread: Executor | None = None
-    """Executor for the steps of both sides of the process, or None if the rank has its own thread."""
+    """Executor that runs the engine steps of both sides of the process. None if this rank has a thread of its
+    own."""
 
     async def serve(
         self,
@@ -242,9 +246,10 @@ class Start(Generic[Settings]):
 async def end(
     group: RankGroup, leave: Callable[[], Awaitable[None]], step_thread: StepThread, exposure: Exposure
 ) -> None:
-    """End a rank after its turns.
+    """End the parts of a rank after its last turn: rank group, calls to other workers, step thread, exposed
+    memory.
 
-    The other ranks learn of it first, then the workers of the other side (`leave`), and then a running step
+    The other ranks learn of the end first, then the workers of the other side (`leave`). Then a running step
     is awaited. Raises EngineStuck if the step does not end.
     """
     await group.close()

@@ -22,17 +22,18 @@ log = Log(__name__)
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
 Report = Callable[[str, int, bytes], Awaitable[None]]
-"""Function that reports the exit of a process, by name, pid and secret. Raises RemoteError."""
+"""Function that reports the exit of a process to the bootstrap. Arguments: name, process id and secret of the
+process. Raises RemoteError."""
 
 PAUSE_S: Final = 2.0
 TRIES: Final = 300
-"""Most attempts to report an exit: they take ten minutes. A bootstrap that starts later knows no worker that
-has ended by then."""
+"""Most attempts to report one exit, which take ten minutes. A bootstrap that starts later than that knows no
+worker that has ended before."""
 
 
 class ExitReporter:
-    """Exit file of a process. It stores this process's secret, and the exits of earlier processes are
-    reported from it."""
+    """Owner of a process's exit file. It stores the secret with which this process's exit is reported, and
+    reports the exits of earlier processes."""
 
     def __init__(self, file: ExitFile | None = None) -> None:
         self._file = file
@@ -40,8 +41,8 @@ class ExitReporter:
 
     @classmethod
     def prepare(cls, settings: Settings, names: Sequence[str]) -> "tuple[ExitReporter, Settings]":
-        """Take the exit file, and store a new secret in it. Return the reporter, and the settings to run
-        with.
+        """Lock the exit file, and store a new secret in it. Return the reporter, and the settings with the
+        digest of the secret.
 
         `names`: names under which the process registers. Raises StartupError.
         """
@@ -66,7 +67,7 @@ class ExitReporter:
 
 
 def reporter_of(settings: WorkerSettings) -> Report:
-    """Return a function that reports exits to the bootstrap of this worker."""
+    """Return a function that reports exits of processes to the bootstrap that these settings name."""
 
     async def report(name: str, pid: int, secret: bytes) -> None:
         await report_exit(settings.bootstrap, settings.tls, settings.run_token, name, pid, secret)
@@ -77,8 +78,8 @@ def reporter_of(settings: WorkerSettings) -> Report:
 async def report_previous(
     file: ExitFile, report: Report, pause_s: float = PAUSE_S, tries: int = TRIES
 ) -> None:
-    """Report the exit of each earlier process in the file, until the bootstrap answers. A refusal is an
-    answer, and is logged.
+    """Report the exit of each earlier process in the file. Each report is repeated until the bootstrap
+    answers. A refusal counts as an answer, and is logged.
 
     `pause_s`: seconds between two attempts. `tries`: most attempts for each exit.
     """

@@ -31,12 +31,12 @@ from baton.worker.reporter import RankReporter
 log = Log(__name__)
 
 FLUSH_S: Final = 1.0
-"""Seconds for sending the last timeline lines after all ranks have left."""
+"""Longest time in seconds to send the last timeline lines after all ranks have agreed to leave."""
 
 
 class FollowerHost:
-    """Process-wide parts of a rank that does not lead: status pages, mailbox and reporter. It is made before
-    the slow part of the start, so that a busy port fails first."""
+    """Process-wide parts of a rank that does not lead: status pages, mailbox and reporter. They are made
+    before the engine is loaded, so that a port in use is noticed first."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         """Bind the port of the status pages. Raises StartupError if it is in use."""
@@ -53,7 +53,7 @@ class FollowerHost:
         )
 
     def led_by(self, leader: Incarnation, credential: bytes) -> None:
-        """Set the leader's incarnation and the credential of its ranks, once the group has met."""
+        """Set the incarnation of the worker and the credential of its ranks, which the leader has sent."""
         self.reporter.led_by(leader, credential)
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
@@ -67,9 +67,10 @@ class FollowerHost:
         broken: tuple[type[Exception], ...],
         shutdown: asyncio.Event,
     ) -> int:
-        """Take turns until the group leaves. Return the exit code.
+        """Take turns until all ranks agree to leave. Return the exit code of the process.
 
-        Raises the error that ended the turns. For an error in `broken` it does not return: the process ends.
+        Raises the error that ended the turns. For an error of a type in `broken` it does not return: the
+        process ends.
         """
         self._problem = None
         freeze_loaded_objects()

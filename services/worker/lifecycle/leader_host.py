@@ -47,7 +47,7 @@ log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 SPANS_S: Final = 1.5
-"""Seconds for sending the last trace spans when the process ends."""
+"""Longest time in seconds to send the last trace spans when the process ends."""
 FLUSH_S: Final = 2.0
 DRAIN_ASK_S: Final = 0.1
 LAST_WORD_S: Final = 0.3
@@ -56,34 +56,37 @@ TAKEN_FOR_GONE: Final = (
     " bootstrap). Its peers may use what it writes to for others, so it ends, to be started again"
 )
 LAST_REPLIES_S: Final = 0.7
-"""Longest time in seconds for the last replies on open streams and the last trace spans, after an error ended
-the turns."""
+"""Longest time in seconds to send the last replies on open streams and the last trace spans, after an error
+ended the turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Parts of a prefill or decode side that the host of its leader runs."""
+    """Parts of a worker that differ between prefill and decode, as `WorkerHost` uses them."""
 
     registration: workers_pb2.RegisterRequest
     """Registration message, to which the host adds the worker's name and address."""
     services: Sequence[str]
-    """Full names of the gRPC services that were added to the host's server."""
+    """Full names of the gRPC services that the side added to the host's server, for health checks."""
     turns: Coroutine[Any, Any, None]
     on_renewal: Callable[[bool], None]
-    """Function called after each attempt to renew the lease, with whether the worker has one."""
+    """Function called after each attempt to renew the lease. Its argument says whether the worker has a
+    lease."""
     broken: tuple[type[Exception], ...]
-    """Exceptions of the turns after which the ranks cannot continue together."""
+    """Exceptions that end the turns because the ranks of the worker cannot continue together."""
     break_off: Callable[[Cause], None]
-    """Function that sends an outcome with the given cause to the callers of all rooms."""
+    """Function that sends the given cause as the last reply to the callers of all rooms."""
     holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest
-    """Function that returns a message to renew the lease, with the worker's census and load."""
+    """Function that returns the message to renew the lease, with the worker's load and its numbers of rooms
+    and pages."""
     load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
-    """Function that returns the worker's load, which is sent when rooms have ended."""
+    """Function that returns the worker's present load, or None. The reporter sends it along when rooms have
+    ended."""
 
 
 class WorkerHost:
-    """Process-wide parts of a leader: gRPC server, lease, status pages, mailbox and reporter. It is made
-    before the slow part of the start, so that a busy port fails first."""
+    """Process-wide parts of a leader: gRPC server, lease, status pages, mailbox and reporter. They are made
+    before the engine is loaded, so that a port in use is noticed first."""
 
     def __init__(self, settings: WorkerSettings, incarnation: Incarnation, credential: bytes) -> None:
         """Bind the gRPC port and the port of the status pages. Raises StartupError if one is in use."""
@@ -131,7 +134,8 @@ class WorkerHost:
 
     @property
     def problem(self) -> str | None:
-        """Reason for which the worker takes no new rooms, or None if it takes them."""
+        """Reason for which the worker takes no new rooms, as text for its status pages. None if it takes
+        them."""
         if self._lost is not None:
             return self._lost
         if self._lease is None:
@@ -141,7 +145,7 @@ class WorkerHost:
         return self._lease.problem
 
     def share_problems(self, other: "WorkerHost") -> None:
-        """Show the problems of either side of one process on the status pages of both."""
+        """Make the status pages of both sides of one process show the problems of either side."""
         self._pages.share_problems(other._pages)
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
@@ -249,15 +253,15 @@ class WorkerHost:
         await self._pages.stop()
 
     async def _last_word(self, lease: LeaseThread) -> None:
-        """Report to the bootstrap that this worker breaks off, so that it places no more rooms here. New
-        requests wait for the next process."""
+        """Report to the bootstrap that this worker ends because of an error, so that it opens no more rooms
+        here. New requests wait for the worker's next process."""
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain(broken=True)
 
     async def _break_off(self, role: Role, reason: Reason) -> None:
-        """Send an outcome with the cause to the callers of all rooms."""
+        """Send the cause as the last reply to the callers of all rooms, and stop the server."""
         cause = Cause(reason, f"{self._settings.role} worker {self._lost}")
         role.break_off(cause)
         self.mailbox.fail(Draining(cause.text))

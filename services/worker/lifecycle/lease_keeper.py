@@ -24,7 +24,8 @@ log = Log(__name__)
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 2.0
 UNREACHABLE_TRIES: Final = 5
-"""Number of attempts without an answer, about three seconds, after which a warning is logged."""
+"""Number of attempts without an answer after which a warning is logged, once. They take about three
+seconds."""
 LEASE_MS_MIN: Final = 100
 """Shortest lease in milliseconds. With shorter ones the worker would do nothing but renew."""
 ANSWER_LEASES: Final = 10
@@ -50,7 +51,7 @@ class Stall:
     def look_ms(self, now_s: float, most_s: float) -> int:
         """Return for how many milliseconds no turn has ended.
 
-        Call it regularly: of the time since the last call, at most `most_s` seconds count. `now_s`: present
+        Call it regularly: of the time between two calls, at most `most_s` seconds count. `now_s`: present
         time in seconds.
         """
         turns = self._turns()
@@ -93,25 +94,25 @@ class LeaseKeeper:
         self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
         self._sent = self._confirmed = 0
-        """Number of renewals sent (`_sent`), and number of the latest one that was answered
-        (`_confirmed`)."""
+        """Number of renewals sent so far. `_confirmed`: number of the latest renewal that was answered."""
         self._leased_s = 0.0
-        """Time, in seconds of the event loop's clock, at which the call was sent whose answer gave the
-        present lease."""
+        """Time at which the request for the present lease was sent, in seconds of the event loop's clock. The
+        lease counts from then."""
         self._failures = 0
-        """Number of consecutive failed calls."""
+        """Number of calls to the bootstrap that failed in a row."""
         self._pause_s = RETRY_MIN_S
         self._refusal: tuple[str, str] | None = None
-        """Kind and field of the last logged refusal, or None."""
+        """Error kind and field name of the bootstrap's last refusal that was logged, or None. An equal
+        refusal is not logged again."""
         self._draining = self._broken = self._left = False
         self.problem: str | None = "not registered yet"
-        """Reason for which the worker has no lease, or None."""
+        """Reason for which the worker has no lease, as text. None if it has one."""
         self.proven = False
         """Whether a canary (a small hand-over of the bootstrap's own) has passed through the worker. Only
         then the bootstrap sends it rooms."""
 
     def reach(self, channel: grpc.aio.Channel) -> None:
-        """Use this channel to the bootstrap from the next call on."""
+        """Use this channel to the bootstrap for all later calls, in place of the former one."""
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
 
     async def run(self) -> None:
@@ -131,9 +132,10 @@ class LeaseKeeper:
             self._pause_s = min(self._pause_s * 2, RETRY_MAX_S)
 
     async def drain(self, *, broken: bool = False) -> int:
-        """Ask the bootstrap for no more rooms. Return the number of open rooms that it still waits for.
+        """Ask the bootstrap to open no more rooms on this worker. Return the number of open rooms for which
+        the bootstrap still waits.
 
-        Returns 0 if the bootstrap cannot be reached, since then no room comes. A bootstrap that is restarted
+        Returns 0 if the bootstrap cannot be reached, because no room can come then. A bootstrap that restarts
         is asked again. `broken`: whether the worker ends because of an error, and is likely to be started
         again.
         """
@@ -145,7 +147,7 @@ class LeaseKeeper:
         return 0 if reply is None else int(reply.rooms)
 
     async def leave(self) -> None:
-        """Report to the bootstrap that this worker leaves, as far as it can be reached. No renewal
+        """Report to the bootstrap that this worker ends, if the bootstrap can be reached. No renewal
         follows."""
         self._left = True
         request = workers_pb2.LeaveRequest(incarnation=self._incarnation, credential=self._credential)
@@ -162,7 +164,7 @@ class LeaseKeeper:
             await self.drain()
 
     async def _renew_on_and_on(self) -> None:
-        """Renew after each third of the lease until a renewal is refused or cannot be sent.
+        """Send a renewal after each third of the lease, until one is refused or cannot be sent.
 
         The first such error also ends the waits for other answers. Raises a group of RemoteErrors.
         """
@@ -249,6 +251,7 @@ async def _typed(call: grpc.aio.UnaryUnaryCall) -> Any:
 
 
 def _first(errors: BaseExceptionGroup[RemoteError]) -> RemoteError:
-    """Return the first error that is an answer of the bootstrap, or else the first error."""
+    """Return the first of these errors in which the bootstrap answered. If there is none, return the first
+    error."""
     found = [each for each in errors.exceptions if isinstance(each, RemoteError)]
     return min(found, key=lambda each: each.unreachable)

@@ -1,7 +1,8 @@
-"""Thread that keeps the lease, so that turns do not delay renewals.
+"""Thread that renews the worker's lease, so that turns do not delay renewals.
 
-It has its own event loop, in which a `LeaseKeeper` runs. Its news go to the worker's loop. The worker's loop
-samples the worker's census for it, because tables change during a turn.
+The thread has its own event loop, in which a `LeaseKeeper` runs. Callbacks of the keeper run in the worker's
+loop. The worker's loop also makes the samples of load that renewals carry, because tables change during a
+turn.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class LeaseThread:
         self._holds = holds
         self._sample = holds()
         self._sampling = False
-        """Whether the worker's loop was asked for the next sample and has not taken it yet."""
+        """Whether the worker's loop was asked for a new sample of its load, and has not made it yet."""
         self._on_renewal = on_renewal
         self._keeper = LeaseKeeper(
             self._channels.to(bootstrap, ServiceRole.BOOTSTRAP),
@@ -62,7 +63,7 @@ class LeaseThread:
 
     @property
     def problem(self) -> str | None:
-        """Reason for which the worker has no lease, or None."""
+        """Reason for which the worker has no lease, as text. None if it has one."""
         return self._keeper.problem
 
     @property
@@ -90,14 +91,14 @@ class LeaseThread:
     # ---- in the thread
 
     def _tried(self, has_lease: bool) -> None:
-        """Record the result of one attempt to renew the lease. The next one uses a channel with the present
-        certificate."""
+        """Pass the result of one attempt to renew the lease to the worker's loop. The next attempt uses a
+        channel with the present certificate."""
         self._keeper.reach(self._channels.to(self._bootstrap, ServiceRole.BOOTSTRAP))
         self._notify(self._on_renewal, has_lease)
 
     def _sampled(self) -> workers_pb2.RenewRequest:
-        """Return the last sample of the worker's census and load, and ask the worker's loop for the next
-        one."""
+        """Return the last sample of the worker's load and its numbers of rooms and pages. Ask the worker's
+        loop for the next sample."""
         if not self._sampling:
             self._sampling = True
             self._notify(self._take_sample)
@@ -114,6 +115,6 @@ class LeaseThread:
         self._sampling = False
 
     async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the lease thread, and return its result. Cancelling this call cancels the
-        coroutine."""
+        """Run a coroutine in the event loop of the lease thread, and return its result. Cancelling this call
+        cancels the coroutine."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

@@ -21,9 +21,10 @@ from baton.runtime.worker_settings import WorkerSettings
 log = Log(__name__)
 
 LOOK_S: Final = 0.25
-"""Seconds between two exchanges of ranks that are still loading."""
+"""Seconds between two checks whether all ranks have loaded the engine. In each check the ranks exchange their
+states."""
 LOOKS: Final = 4
-"""Most checks of the group for the cause of a broken step: one second in all."""
+"""Most checks, LOOK_S apart, whether the group knows the rank that broke a step."""
 TEXT_CHARS_MAX: Final = 1024
 
 OWN: Final = frozenset(
@@ -32,12 +33,14 @@ OWN: Final = frozenset(
     | {"world", "meet_timeout_ms", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca", "run_token", "exit_digest", "exit_file"}
 )
-"""Settings that may differ between ranks: they concern where a rank runs, not what it does."""
+"""Names of the settings that may differ between the ranks of a worker, such as ports, devices and log
+format."""
 
 Loaded = TypeVar("Loaded")
 
 Join = Callable[[int, int, str, int, float, float], Awaitable[RankGroup]]
-"""Function that lets a rank meet the other ranks of its group, such as `GlooGroup.join`."""
+"""Function by which a rank meets the other ranks of its worker, such as `GlooGroup.join`. It returns their
+group."""
 
 
 class StartedDifferently(SettingsError):
@@ -46,20 +49,21 @@ class StartedDifferently(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """Rank group that has met, all of whose ranks have equal settings."""
+    """Rank group in which all ranks have met and have equal settings, with the leader's id and credential."""
 
     group: RankGroup
     leaders: int
-    """Number that the leader gave: the worker's incarnation."""
+    """Incarnation of the worker, which its leader has drawn and sent to all ranks."""
     leaders_word: str = ""
-    """Credential that the leader gave for the other ranks, as hexadecimal digits."""
+    """Credential by which the other ranks report for the worker, as hexadecimal digits. The leader has sent
+    it."""
 
 
 async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str = "") -> Formed:
-    """Meet the other ranks of the worker, and compare settings.
+    """Meet the other ranks of the worker, and compare settings. Return the group.
 
-    `mine`, `word`: incarnation and ranks' credential that hold if this rank leads. All ranks learn the
-    leader's. Raises GroupLost, and StartedDifferently on every rank.
+    `mine`: incarnation that the worker gets if this rank leads. `word`: credential for the other ranks in
+    that case. Raises GroupLost, and StartedDifferently on every rank.
     """
     if not settings.grouped:
         return Formed(SoloGroup(), mine, word)
@@ -100,8 +104,8 @@ async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
 
 
 async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
-    """Check that all ranks have the same facts. Raises StartedDifferently on every rank if they differ, and
-    GroupLost."""
+    """Check that all ranks have the same values of `facts`. Raises StartedDifferently on every rank if they
+    differ, and GroupLost if a rank is gone."""
     try:
         gathered = await _gather_facts(group, {"facts": dict(facts)})
     except GroupBroken as error:
@@ -110,10 +114,11 @@ async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
 
 
 async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: type[Exception]) -> None:
-    """Run the turns of a rank. If they fail, raise an error that names the responsible rank.
+    """Run the turns of a rank to their end. If another rank made them fail, raise an error that names that
+    rank.
 
-    An error of type `vague` does not name it. If the group learns the cause soon, GroupBroken with that name
-    is raised instead.
+    `vague`: type of an error that does not name the rank. If the group learns the cause soon after it,
+    GroupBroken with the rank is raised instead.
     """
     try:
         await turns
@@ -142,7 +147,7 @@ def compare(gathered: Sequence[Mapping[str, str]], verb: str) -> None:
 
 
 def _shared(settings: WorkerSettings) -> dict[str, str]:
-    """Return the settings that must be equal on every rank, as text by flag."""
+    """Return the settings that must be equal on every rank: their values as text, by flag."""
     return {
         each.flag: each.kind.show(getattr(settings, each.name))
         for each in settings_of(type(settings))

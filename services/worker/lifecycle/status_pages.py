@@ -17,7 +17,8 @@ from baton.web.probe_pages import serve_metrics
 from baton.worker.step_thread import STEP_MS
 
 STUCK_MS: Final = 60_000
-"""Milliseconds without a turn after which the loop counts as hanging. Idle turns end every second."""
+"""Milliseconds without a turn after which the turn loop counts as hanging. An idle worker takes a turn every
+second."""
 STARTING: Final = "still starting"
 
 
@@ -26,18 +27,18 @@ class Progress(Protocol):
 
     @property
     def turn(self) -> int:
-        """Number of turns that have ended."""
+        """Number of turns that this process has ended."""
 
     def stuck_ms(self) -> int | None:
-        """Return the milliseconds since a turn last ended, or None before the first."""
+        """Return the milliseconds since the last turn ended, or None before the first turn has ended."""
 
     def step_ms(self) -> int:
-        """Return the milliseconds since the start of a step that has not ended."""
+        """Return for how many milliseconds the running step has been running, or 0 if none is."""
 
 
 class StatusPages:
-    """HTTP status pages of a worker's process. They are made before the slow part of the start, so that a
-    busy port fails first."""
+    """HTTP status pages of a worker's process. Their port is bound before the engine is loaded, so that a
+    port in use is noticed first."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         """Bind the port of the pages. Raises StartupError if it is in use."""
@@ -56,8 +57,8 @@ class StatusPages:
     async def start(
         self, registry: CollectorRegistry, problem: Callable[[], str | None], progress: Progress
     ) -> None:
-        """Serve the pages from now on. `problem`: returns the reason for which no room can come, or None.
-        `progress`: progress of the turns."""
+        """Serve the pages from now on. `problem`: function that returns the reason for which the worker takes
+        no rooms, or None. `progress`: progress of the turns."""
         self._problem, self._progress = problem, progress
         own = StatusPages._unstarted, StatusPages._unhealthy, StatusPages._unready
         self._server = await serve_metrics(
@@ -74,8 +75,8 @@ class StatusPages:
             await self._server.stop()
 
     def _problems(self, own: Callable[["StatusPages"], list[str]]) -> list[str]:
-        """Return the problems of this side and of the other side of the process, if it has two. `own`:
-        returns the problems of one side."""
+        """Return the problems that a status page shows: those of this side, and those of the other side of
+        the process, if any. `own`: function that returns the problems of one side."""
         other = self._other
         return own(self) + ([f"{other._role} side: {each}" for each in own(other)] if other else [])
 
