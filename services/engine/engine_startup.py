@@ -16,6 +16,7 @@ from baton.engine.torch_engine import TorchEngine
 from baton.inference.collectives import Collectives, alone
 from baton.inference.rank_startup import start_with_ranks
 from baton.inference.step_engine import drawing_rank
+from baton.models.engine_features import missing_in_torch
 from baton.models.model_files import prepare, resolve
 from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.logging import Log
@@ -53,7 +54,7 @@ def start_engine(
     little memory. Raises RankGroupBroken if another rank does not start.
     """
     load_format = LoadFormat(settings.load_format)
-    source = resolve(settings.model, load_format)
+    source = resolve(settings.model, load_format, missing_in_torch)
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
     drafting = (
         settings.draft_model if rank == drawing_rank(alone() if rank_group is None else rank_group) else None

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from baton.launch.gpus import Gpus, find_gpus
+from baton.models.engine_features import MissingFeatures, missing_in_torch, missing_in_vllm
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import EngineName
 
@@ -23,11 +24,15 @@ class EngineEntry:
     """Python package that the engine needs, and that may be missing."""
     install: str
     """Distribution to install if the package is missing, for the error."""
+    missing: MissingFeatures
+    """Features of models that the engine lacks."""
 
 
 ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
-    EngineName.TORCH: EngineEntry("baton.engine.engine_startup", "torch", "baton-serve, with its packages"),
-    EngineName.VLLM: EngineEntry("baton.vllm.engine_startup", "vllm", "baton-serve[vllm]"),
+    EngineName.TORCH: EngineEntry(
+        "baton.engine.engine_startup", "torch", "baton-serve, with its packages", missing_in_torch
+    ),
+    EngineName.VLLM: EngineEntry("baton.vllm.engine_startup", "vllm", "baton-serve[vllm]", missing_in_vllm),
 }
 
 

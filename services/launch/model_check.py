@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable
 
 from baton.decode.settings import Speculation
+from baton.launch.engine_table import ENGINES, choose_engine
+from baton.models.engine_features import MissingFeatures, missing_in_all
 from baton.models.model_files import ModelKind, resolve
 from baton.models.model_refusals import refuse_without_tokenizer
 from baton.runtime.errors import StartupError
@@ -12,18 +14,24 @@ from baton.runtime.worker_settings import WorkerSettings
 
 
 def check_models(
-    model: str, load_format: str, drafts: Iterable[str] = (), *, needs_tokenizer: bool = False
+    model: str,
+    load_format: str,
+    drafts: Iterable[str] = (),
+    *,
+    needs_tokenizer: bool = False,
+    missing: MissingFeatures = missing_in_all,
 ) -> None:
     """Raise StartupError if the model `model`, or one of the draft models `drafts`, cannot be served.
 
-    `needs_tokenizer`: whether requests come as text, so that a tokenizer is needed.
+    `needs_tokenizer`: whether requests come as text, so that a tokenizer is needed. `missing`: features of
+    models that the workers' engine lacks.
     """
-    source = resolve(model, LoadFormat(load_format))
+    source = resolve(model, LoadFormat(load_format), missing)
     if needs_tokenizer and source.kind is ModelKind.DIRECTORY:
         refuse_without_tokenizer(source.path)
     for draft in drafts:
         try:
-            resolve(draft)
+            resolve(draft, missing=missing)
         except StartupError as error:
             words = re.sub(r"^--model \S+: ", "", str(error))
             raise StartupError(f"--speculate model:{draft}: {words}") from error
@@ -32,7 +40,9 @@ def check_models(
 def check_worker_models(settings: WorkerSettings) -> None:
     """Raise StartupError if the model or the draft model in a worker's settings cannot be served."""
     draft = settings.draft_model
-    check_models(settings.model, settings.load_format, () if draft is None else (draft.model,))
+    missing = ENGINES[choose_engine(settings.engine, settings.device)].missing
+    drafts = () if draft is None else (draft.model,)
+    check_models(settings.model, settings.load_format, drafts, missing=missing)
 
 
 def draft_of(speculate: str) -> str:

@@ -12,6 +12,7 @@ import httpx
 from rich.console import Console
 
 from baton.launch.child import Child, describe_exit, start_child
+from baton.launch.engine_table import ENGINES, choose_engine
 from baton.launch.exit_reports import ReportExit, draw_exit_secret, reporter
 from baton.launch.fork_server import engine_variables
 from baton.launch.fork_server_client import ForkServer
@@ -49,7 +50,9 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     grpc_port = _free_ports(settings)
     plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port, find_gpus(os.environ))
     drafts = {draft_of(part.flag("--speculate") or "") for part in plan.workers} - {""}
-    check_models(plan.model, plan.load_format, sorted(drafts), needs_tokenizer=True)
+    engine = choose_engine(plan.worker_flag("--engine"), plan.worker_flag("--device"))
+    missing = ENGINES[engine].missing
+    check_models(plan.model, plan.load_format, sorted(drafts), needs_tokenizer=True, missing=missing)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     screen = Screen(Console(), SystemClock())
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeGuard
 
-from baton.models.model_requirements import Json, canonical, needs_of, text_words
+from baton.models.model_requirements import Json, canonical, text_words
 from baton.rooms.request import EOS_TOKEN_IDS_MAX
 from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.model_options import POSITIONS_MAX
@@ -99,8 +99,8 @@ def read_model(
     `name`: name for clients, by default the directory's own. `dummy`: weights are not read and may be
     missing. `context_length`: value of `--context-length` in tokens, 0 for the configuration's.
 
-    Raises ModelNotFound, ModelUnreadable or ContextTooLong. Raises UnsupportedModel for a model with features
-    that are not implemented.
+    Whether an engine serves the model is not judged. Raises ModelNotFound, ModelUnreadable or ContextTooLong.
+    Raises UnsupportedModel if more ids end a sequence than a request can carry.
     """
     with reading(directory):
         return _read_model(directory, name, dummy=dummy, context_length=context_length)
@@ -122,10 +122,6 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
     words = _words_of_text(config)
     # A name with bytes that are no UTF-8 fits no JSON answer, so no client could request it.
     name = (name or own_name(directory)).encode(errors="replace").decode()
-    kind = words.get("model_type")
-    missing = needs_of(config)
-    if missing:
-        raise UnsupportedModel.needing(name, kind, missing)
     vocab_size = _positive(directory, words, ("vocab_size",))
     return ModelFacts(
         name=name,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from baton.models.conversion_cache import convert_once
+from baton.models.engine_features import MissingFeatures, missing_in_all
 from baton.models.model_facts import CONFIG_FILE, ModelNotFound, own_name, reading, weight_files
 from baton.models.model_refusals import (
     GGUF_MAGIC,
@@ -52,23 +53,25 @@ class ModelSource:
     """Name of the model for clients, unless a setting gives another one."""
 
 
-def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSource:
+def resolve(
+    model: str, load_format: LoadFormat = LoadFormat.AUTO, missing: MissingFeatures = missing_in_all
+) -> ModelSource:
     """Return the location of the files that `model` names: a directory, a GGUF file, or the word demo.
 
-    A directory without weights is accepted if `load_format` needs none. Raises ModelNotFound, which says what
-    was looked for and where. Raises UnsupportedModel or ModelUnreadable for a model that cannot be served, as
-    far as its files show.
+    `missing`: features of models that the engine lacks. A directory without weights is accepted if
+    `load_format` needs none. Raises ModelNotFound, which says what was looked for and where. Raises
+    UnsupportedModel or ModelUnreadable for a model that cannot be served, as far as its files show.
     """
     if model == DEMO:
-        return _gguf(_demo_file())
+        return _gguf(_demo_file(), missing)
     if not model.strip():
         raise ModelNotFound("--model is empty: give a directory, a GGUF file or the word demo")
     try:
         path = Path(model).expanduser().resolve()
         if path.is_dir():
-            return _directory(path, load_format)
+            return _directory(path, load_format, missing)
         if path.is_file():
-            return _gguf(path)
+            return _gguf(path, missing)
     except StartupError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
@@ -95,13 +98,13 @@ def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
     return convert_once(source.path, source.name, report)
 
 
-def _directory(path: Path, load_format: LoadFormat) -> ModelSource:
+def _directory(path: Path, load_format: LoadFormat, missing: MissingFeatures) -> ModelSource:
     with reading(path):
         refuse_adapter(path)
         if not (path / CONFIG_FILE).is_file():
             raise ModelNotFound(f"--model {path}: the directory has no {CONFIG_FILE}{_other_form(path)}")
         name = own_name(path)
-        refuse_by_files(path, name)
+        refuse_by_files(path, name, missing)
         if load_format is LoadFormat.AUTO and not weight_files(path):
             refuse_without_weights(path)
     return ModelSource(ModelKind.DIRECTORY, path, name)
@@ -121,7 +124,7 @@ def _other_form(path: Path) -> str:
     return f"; a snapshot of it has: --model {snapshots[0].parent}" if snapshots else ""
 
 
-def _gguf(path: Path) -> ModelSource:
+def _gguf(path: Path, missing: MissingFeatures) -> ModelSource:
     with path.open("rb") as file:
         magic = file.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
@@ -130,7 +133,7 @@ def _gguf(path: Path) -> ModelSource:
         )
     if GGUF_SHARD.search(path.stem):
         raise ModelNotFound(f"--model {path}: one part of several; join the parts into one GGUF file first")
-    refuse_gguf(path)
+    refuse_gguf(path, missing)
     return ModelSource(ModelKind.GGUF, path, GGUF_PRECISION.sub("", path.stem) or path.stem)
 
 

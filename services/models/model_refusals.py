@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from baton.models.checkpoint_quantization import read_quantization
+from baton.models.engine_features import MissingFeatures
 from baton.models.library_types import LIBRARY, gguf_types, library_version
 from baton.models.model_facts import (
     CONFIG_FILE,
@@ -21,7 +22,7 @@ from baton.models.model_facts import (
     json_object,
     reading,
 )
-from baton.models.model_requirements import CONVOLUTIONS, needs_of, text_words
+from baton.models.model_requirements import Json, text_words
 
 ADAPTERS: Final = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 MERGE: Final = (
@@ -44,16 +45,15 @@ OTHER_WEIGHTS: Final = (
 """Glob patterns of weight files that cannot be read, with advice for each. The first that matches is used."""
 
 
-def refuse_by_files(directory: Path, name: str) -> None:
-    """Raise UnsupportedModel if the files in `directory` show features that are not implemented.
+def refuse_by_files(directory: Path, name: str, missing: MissingFeatures) -> None:
+    """Raise UnsupportedModel if the files in `directory` show features that the engine lacks.
 
-    The text lists them all. `name`: name of the model, for the text. Raises ModelUnreadable for damaged
-    files.
+    The text lists them all. `name`: name of the model, for the text. `missing`: features that the engine
+    lacks. Raises ModelUnreadable for damaged files.
     """
     refuse_adapter(directory)
     config = json_object(directory / CONFIG_FILE, required=True)
-    how = read_quantization(directory)
-    needs = [*needs_of(config), *(() if how is None else how.missing), *_embeds(directory)]
+    needs = [*missing(config, read_quantization(directory)), *_embeds(directory)]
     if needs:
         raise UnsupportedModel.needing(name, text_words(config).get("model_type"), needs)
 
@@ -136,6 +136,8 @@ TYPES: Final[Mapping[str, str]] = {
     "gpt-oss": "gpt_oss",
 }
 """Model types of the transformers library, by the GGUF architecture, where the two names differ."""
+LAYERS: Final[Mapping[str, Json]] = {"lfm2": {"layer_types": ["conv"]}}
+"""Configurations of layers, by the GGUF architecture, where the architecture alone shows them."""
 UNREAD: Final = frozenset({"gpt-oss", "deci"})
 """GGUF architectures that the transformers library lists, but whose files it cannot read."""
 SCALARS: Final[Mapping[int, int]] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -146,10 +148,10 @@ KEYS_MAX: Final = 64
 STRING_BYTES_MAX: Final = 2**20
 
 
-def refuse_gguf(file: Path) -> None:
+def refuse_gguf(file: Path, missing: MissingFeatures) -> None:
     """Raise UnsupportedModel if the GGUF `file` holds no model, or one that cannot be served.
 
-    Raises ModelUnreadable if it is damaged.
+    `missing`: features that the engine lacks. Raises ModelUnreadable if the file is damaged.
     """
     with reading(file):
         fields = first_fields(file)
@@ -161,8 +163,8 @@ def refuse_gguf(file: Path) -> None:
     if not architecture:
         return
     model_type = TYPES.get(architecture, architecture)
-    needs = needs_of({"model_type": model_type}) if model_type in gguf_types() | set(TYPES.values()) else []
-    needs += [CONVOLUTIONS] if architecture == "lfm2" else []
+    words = {"model_type": model_type, **LAYERS.get(architecture, {})}
+    needs = missing(words, None) if model_type in gguf_types() | set(TYPES.values()) else []
     known = {architecture, model_type, architecture.replace("-", "_")} & gguf_types()
     if gguf_types() and (not known or architecture in UNREAD):
         needs.append(

@@ -1,4 +1,4 @@
-"""Features that a model needs and that are not implemented, as its configuration file shows them.
+"""Features that a model needs and the torch engine lacks, as its configuration file shows them.
 
 Only the file's keys and values are read, without the transformers library, so that a model is refused before
 anything is started. `baton.engine.loading.capability_probes` reads the library's configuration, which adds
@@ -40,7 +40,7 @@ ORDER: Final = (STATES, DIFFERING, ENCODER, LATENT, LATER, BLOCKS, SHARED, DRAWS
 STATE_LAYERS: Final = dict.fromkeys(("mamba", "mamba2", "recurrent"), "linear_attention")
 """Layer types in a configuration that count as another type, each with the type that it counts as."""
 LINEAR: Final = OTHER_LAYERS["linear_attention"]
-
+HYBRID: Final = OTHER_LAYERS["hybrid"]
 CONVOLUTIONS: Final = OTHER_LAYERS["conv"]
 
 
@@ -92,7 +92,7 @@ BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
     (ONE_TEXT, (), "musicgen musicgen_melody"),
     (CONVOLUTIONS, LAYERS, "lfm3 lfm3_vl"),
     (
-        OTHER_LAYERS["hybrid"],
+        HYBRID,
         LAYERS,
         (
             "falcon_h1 inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model"
@@ -141,7 +141,7 @@ def canonical(config: Json) -> Json:
 
 
 def needs_of(config: Json) -> list[str]:
-    """Return descriptions of the features that a configuration's model needs and that are not implemented."""
+    """Return descriptions of the features that a configuration's model needs and the torch engine lacks."""
     parts = (canonical(config), canonical(text_words(config)))
     types = {str(each.get("model_type")) for each in parts}
     found = [need for need, asks in ASKED_BY.items() if any(asks(words) for words in parts)]
@@ -153,7 +153,7 @@ def needs_of(config: Json) -> list[str]:
     ]
     if not any(part.get("is_encoder_decoder") for part in parts):
         found += _layers(parts[1])
-    return in_order([*found, *_heads(config), *_unknown(parts[0])])
+    return in_order([*found, *other_heads(config), *_unknown(parts[0])])
 
 
 def in_order(needs: Sequence[str]) -> list[str]:
@@ -171,12 +171,14 @@ def _layers(words: Json) -> Iterator[str]:
             yield OTHER_LAYERS.get(kind, f"layers of type {kind}")
 
 
-def _heads(config: Json) -> Iterator[str]:
+def other_heads(config: Json) -> list[str]:
+    """Return that the model lacks a head that draws text, if its files have another head, in words."""
     listed = config.get("architectures")
     names = [str(each) for each in listed] if isinstance(listed, list) else []
-    if not any(DRAWS_TEXT.search(name) for name in names):
-        others = (name for name in names if OTHER_HEAD.search(name))
-        yield from (f"a head that draws text, where its files have that of {name}" for name in others)
+    if any(DRAWS_TEXT.search(name) for name in names):
+        return []
+    others = (name for name in names if OTHER_HEAD.search(name))
+    return [f"a head that draws text, where its files have that of {name}" for name in others]
 
 
 def _unknown(config: Json) -> Iterator[str]:

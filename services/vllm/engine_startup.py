@@ -10,6 +10,7 @@ import torch.distributed
 from baton.inference.collectives import Collectives, alone
 from baton.inference.rank_startup import start_with_ranks
 from baton.inference.step_engine import StepEngine
+from baton.models.engine_features import missing_in_vllm
 from baton.models.model_facts import read_model
 from baton.models.model_files import prepare, resolve
 from baton.runtime.errors import StartupError
@@ -48,7 +49,7 @@ def start_engine(
     """
     prepare_environment()
     torch.set_num_threads(threads)
-    source = resolve(settings.model, LoadFormat(settings.load_format))
+    source = resolve(settings.model, LoadFormat(settings.load_format), missing_in_vllm)
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
     dummy = settings.load_format == LoadFormat.DUMMY.value
     facts = read_model(directory, dummy=dummy, context_length=settings.context_length)

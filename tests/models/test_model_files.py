@@ -19,6 +19,7 @@ import pytest
 
 from baton.models import conversion_cache, model_files
 from baton.models.conversion_cache import ConversionFailed, convert_once
+from baton.models.engine_features import missing_in_torch
 from baton.models.model_facts import (
     ContextTooLong,
     ModelNotFound,
@@ -450,7 +451,7 @@ def test_a_model_that_keeps_a_state_is_refused_for_that_and_not_as_damaged(
 ) -> None:
     (model / "config.json").write_text(json.dumps({"vocab_size": 100, **told}))
     with pytest.raises(UnsupportedModel, match=r"it needs state-space or recurrent layers"):
-        read_model(model)
+        resolve(str(model), missing=missing_in_torch)
 
 
 def test_the_set_length_counts_if_no_file_has_one(model: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from baton.launch.model_check import check_models
 from baton.models import library_types
+from baton.models.engine_features import missing_in_torch, missing_in_vllm
 from baton.models.library_types import drawing_types, gguf_types, known_types
 from baton.models.model_facts import ModelNotFound, ModelUnreadable, UnsupportedModel, read_model
 from baton.models.model_files import resolve
@@ -88,7 +89,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_model_is_refused_by_its_configuration(model: Path, words: dict[str, Any], line: str) -> None:
     (model / "config.json").write_text(json.dumps(LLAMA | words))
     with pytest.raises(UnsupportedModel) as refused:
-        resolve(str(model))
+        resolve(str(model), missing=missing_in_torch)
     assert line in str(refused.value)
     assert str(refused.value).endswith(SERVED_ELSEWHERE)
     assert "\n" not in str(refused.value)
@@ -108,7 +109,51 @@ def test_a_model_is_refused_by_its_configuration(model: Path, words: dict[str, A
 )
 def test_a_model_that_may_be_served_is_not(model: Path, words: dict[str, Any]) -> None:
     (model / "config.json").write_text(json.dumps(LLAMA | words))
-    assert resolve(str(model)).path == model
+    assert resolve(str(model), missing=missing_in_torch).path == model
+
+
+def test_the_bootstrap_leaves_the_engine_s_part_to_the_workers(model: Path) -> None:
+    for words, line in BY_CONFIGURATION:
+        (model / "config.json").write_text(json.dumps(LLAMA | words))
+        if "files have that of" in line:
+            with pytest.raises(UnsupportedModel) as refused:
+                resolve(str(model))
+            assert line in str(refused.value)
+        else:
+            assert resolve(str(model)).path == model
+
+
+BY_VLLM: Final[list[tuple[dict[str, Any], list[str]]]] = [
+    ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, []),
+    ({"model_type": "kimi_k2"}, []),
+    ({"model_type": "nonesuch", "quantization_config": {"quant_method": "aqlm"}}, []),
+    ({"model_type": "gemma3n", "num_kv_shared_layers": 10}, []),
+    ({"model_type": "mamba"}, ["state-space or recurrent layers (Mamba, RWKV)"]),
+    ({"layer_types": ["conv", "full_attention"]}, ["convolution layers"]),
+    (
+        {"model_type": "kimi_linear", "kv_lora_rank": 512, "layer_types": ["linear_attention"]},
+        ["linear-attention or state-space (Mamba) layers"],
+    ),
+    (
+        {
+            "model_type": "t5",
+            "architectures": ["T5ForTokenClassification"],
+            "quantization_config": {"quant_method": "aqlm"},
+        },
+        ["an encoder", "a head that draws text, where its files have that of T5ForTokenClassification"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "needs"), BY_VLLM, ids=[str(each[0])[:40] for each in BY_VLLM])
+def test_vllm_s_engine_lacks_other_features(model: Path, words: dict[str, Any], needs: list[str]) -> None:
+    (model / "config.json").write_text(json.dumps(LLAMA | words))
+    if not needs:
+        assert resolve(str(model), missing=missing_in_vllm).path == model
+        return
+    with pytest.raises(UnsupportedModel) as refused:
+        resolve(str(model), missing=missing_in_vllm)
+    assert list(refused.value.needs) == needs
 
 
 def other(name: str, text: str = "{}") -> Callable[[Path], None]:
@@ -242,7 +287,7 @@ def test_a_gguf_file_is_refused_by_its_first_fields(
 ) -> None:
     file = gguf(tmp_path, {"general.architecture": architecture, "general.type": kind})
     with pytest.raises(UnsupportedModel) as refused:
-        resolve(str(file))
+        resolve(str(file), missing=missing_in_torch)
     assert line in str(refused.value)
 
 
@@ -251,7 +296,7 @@ def test_a_gguf_file_is_refused_by_its_first_fields(
 )
 def test_a_gguf_file_of_an_architecture_that_is_read_is_not(tmp_path: Path, architecture: str) -> None:
     file = gguf(tmp_path, {"general.architecture": architecture})
-    assert resolve(str(file)).path == file
+    assert resolve(str(file), missing=missing_in_torch).path == file
 
 
 def test_a_gguf_file_that_is_cut_in_its_header(tmp_path: Path) -> None:
@@ -262,9 +307,8 @@ def test_a_gguf_file_that_is_cut_in_its_header(tmp_path: Path) -> None:
 # ---- kimi_k2 is deepseek_v3 by another name
 
 
-def test_another_name_of_a_type_has_the_same_facts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_name_of_a_type_has_the_same_facts(model: Path) -> None:
     """If a file leaves out sizes, the library's defaults of the type count."""
-    monkeypatch.setattr("baton.models.model_facts.needs_of", lambda _: [])
     found = []
     for kind in ("kimi_k2", "deepseek_v3"):
         (model / "config.json").write_text(json.dumps({"model_type": kind}))
@@ -332,7 +376,6 @@ def test_a_stack_is_refused_a_model_without_a_tokenizer(model: Path) -> None:
     ("command", "draft"),
     [
         ("serve", False),
-        ("bootstrap", False),
         ("prefill", False),
         ("decode", False),
         ("worker", False),
@@ -361,7 +404,7 @@ def test_a_command_refuses_before_it_imports_or_starts_anything(
     (bad / "config.json").write_text(json.dumps(words))
     flags = ["--model", str(model), *(["--speculate", f"model:{bad}"] if draft else [])]
     ports = ["--port", str(free_port()), "--grpc-port", "0"]
-    given = {"serve": ports, "bootstrap": []}
+    given = {"serve": ports}
     flags += given.get(command, ["--bootstrap", "127.0.0.1:1"])
     done = subprocess.run(
         [sys.executable, "-m", "baton.cli.main", *command.split(), *flags],

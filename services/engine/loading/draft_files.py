@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baton.engine.quantization.weight_quantization import WeightQuantization, weight_quantization
+from baton.models.engine_features import missing_in_torch
 from baton.models.model_files import ModelKind, ModelSource, prepare, resolve
 from baton.models.tokenizer_files import reference_tokenizer
 from baton.runtime.errors import StartupError
@@ -30,7 +31,7 @@ def find_draft_model(files: DraftModelFiles, directory: Path) -> FoundModel:
     another vocabulary.
     """
     with draft_errors_named(files):
-        source = resolve(files.model)
+        source = resolve(files.model, missing=missing_in_torch)
         drafts = prepare(source, lambda line: log.info("preparing the draft model", step=line))
         check_vocabulary(drafts, directory)
     return FoundModel(source, drafts)

@@ -41,14 +41,18 @@ from baton.inference.collectives import Collectives
 from baton.inference.device import find_device
 from baton.inference.kv_memory import DTYPES
 from baton.models.checkpoint_quantization import CheckpointQuantization, read_quantization
+from baton.models.engine_features import missing_in_torch
 from baton.models.model_facts import (
+    CONFIG_FILE,
     ModelFacts,
     ModelUnreadable,
     UnsupportedModel,
+    json_object,
     own_name,
     read_model,
     weight_files,
 )
+from baton.models.model_requirements import Json, needs_of, text_words
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
 from baton.runtime.model_options import LoadFormat
@@ -93,13 +97,11 @@ def _load_model(
     target = find_device(device, 0 if rank_group is None else rank_group.rank)
     library_logging.disable_progress_bar()
     checkpoint = read_quantization(directory)
-    missing = () if checkpoint is None else checkpoint.missing
-    try:
-        facts = read_model(directory, dummy=dummy, context_length=context_length)
-    except UnsupportedModel as found:
-        if found.needs:
-            _refuse_all(directory, found, missing)
-        raise
+    words = json_object(directory / CONFIG_FILE, required=True)
+    missing = missing_in_torch(words, checkpoint)
+    if needs_of(words):
+        _refuse_all(directory, words, missing)
+    facts = read_model(directory, dummy=dummy, context_length=context_length)
     config = read_configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config, missing)
     fix_rope_frequencies(facts.name, config, facts.context_length)
@@ -135,15 +137,15 @@ def _load_model(
         raise
 
 
-def _refuse_all(directory: Path, found: UnsupportedModel, missing: Sequence[str]) -> None:
-    """Raise UnsupportedModel with the needs in `found`, those in `missing`, and those of the
-    configuration."""
+def _refuse_all(directory: Path, words: Json, missing: Sequence[str]) -> None:
+    """Raise UnsupportedModel with what is `missing` by the `words` of the model's configuration file, and
+    what the library's configuration adds."""
     name = own_name(directory)
     try:
         config = read_configuration(directory, name)
     except UnsupportedModel:  # a type that the library does not know
-        raise found from None
-    refuse_by_configuration(name, config, (*found.needs, *missing))
+        raise UnsupportedModel.needing(name, text_words(words).get("model_type"), missing) from None
+    refuse_by_configuration(name, config, missing)
 
 
 def _over_pages(

@@ -1,0 +1,46 @@
+"""Features of a model that an engine lacks, by engine, judged by the words of the model's files.
+
+No engine is imported, so that a model is refused before anything is started. What only a loaded definition
+shows, the engine refuses when it loads it.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from baton.models.checkpoint_quantization import CheckpointQuantization
+from baton.models.model_requirements import (
+    CONVOLUTIONS,
+    ENCODER,
+    HYBRID,
+    LATER,
+    LINEAR,
+    ONE_TEXT,
+    STATES,
+    Json,
+    needs_of,
+    other_heads,
+)
+
+MissingFeatures = Callable[[Json, CheckpointQuantization | None], list[str]]
+"""(configuration, quantization of the checkpoint) -> what an engine lacks for the model, in a few words
+each."""
+
+VLLM_LACKS: Final = frozenset({STATES, LINEAR, HYBRID, CONVOLUTIONS, ENCODER, LATER, ONE_TEXT})
+"""Features that the engine on vLLM lacks, since all that its pages hold of a sequence are keys and values of
+earlier tokens."""
+
+
+def missing_in_all(config: Json, _: CheckpointQuantization | None) -> list[str]:
+    """Return what every engine lacks. The bootstrap serves what is left, whatever the workers' engine."""
+    return other_heads(config)
+
+
+def missing_in_torch(config: Json, quantization: CheckpointQuantization | None) -> list[str]:
+    """Return what the torch engine lacks."""
+    return [*needs_of(config), *(() if quantization is None else quantization.missing)]
+
+
+def missing_in_vllm(config: Json, _: CheckpointQuantization | None) -> list[str]:
+    """Return what the engine on vLLM lacks. Definitions and quantizations are vLLM's own."""
+    lacked = VLLM_LACKS | set(other_heads(config))
+    return [need for need in needs_of(config) if need in lacked]
