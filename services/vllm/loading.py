@@ -92,15 +92,11 @@ def _engine(
 def _facts(group: KvGroup, device: torch.device) -> EngineFacts:
     """Return what vLLM's kernels promise for pages of `group`.
 
-    On CPUs only float32 does not depend on the batch. On GPUs vLLM has a variable for it. Latent attention on
-    CPUs takes whole prompts, and rounds by batch.
+    On CPUs only float32 does not depend on the batch. On GPUs vLLM has a variable for it.
     """
-    if device.type != "cpu":
-        return EngineFacts("vllm", batch_invariant=os.environ.get("VLLM_BATCH_INVARIANT") == "1")
-    latent = group.encoding.endswith("mla")
-    return EngineFacts(
-        "vllm", batch_invariant=group.dtype == "float32" and not latent, chunked_prompts=not latent
-    )
+    if device.type == "cpu":
+        return EngineFacts("vllm", batch_invariant=group.dtype == "float32")
+    return EngineFacts("vllm", batch_invariant=os.environ.get("VLLM_BATCH_INVARIANT") == "1")
 
 
 def _values_at(group: KvGroup) -> int | None:

@@ -21,6 +21,7 @@ from baton.topology import Topology
 from baton.vllm.environment import restoring_globals
 from baton.vllm.kv_groups import LayerSpecs, read_specs
 from baton.vllm.memory import VllmKvMemory
+from baton.vllm.rotary_embeddings import rotate_by_head
 
 ROWS_MAX: Final = 128
 """Most rows of one call of the worker."""
@@ -171,6 +172,8 @@ def _load(config: Any, rank: int, meeting: str) -> Any:
     wrapper.init_worker([{**given, "distributed_init_method": meeting, "shared_worker_lock": Lock()}])
     wrapper.init_device()
     wrapper.worker.load_model()
+    if current_platform.is_cpu():
+        rotate_by_head(wrapper.worker.model_runner.model)
     return wrapper.worker
 
 

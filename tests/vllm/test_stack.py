@@ -2,24 +2,22 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.process.stack import SPLIT, Stack, running_stack
+from tests.vllm.completions import CALL_S, TOKENS, Restart, answer, complete, stream
 from tests.vllm.conftest import PAGE_TOKENS
 from tests.vllm.oracle import vllm_greedy
 
 pytestmark = pytest.mark.stack
 
-TOKENS = 24
 LENGTHS = (5, 31, 32, 100, 333, 700, 1_100, 1_476)
-CALL_S = 300.0
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 10}, "age": {"type": "integer"}},
@@ -67,26 +65,14 @@ def client(stack: Stack) -> Iterator[httpx.Client]:
     stack.wait_idle(start)
 
 
-def complete(client: httpx.Client, prompt: Sequence[int] | str, **fields: Any) -> list[dict[str, Any]]:
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "return_token_ids": True} | fields
-    reply = client.post("/v1/completions", json={"model": "SmolLM2-135M-Instruct", **body})
-    assert reply.status_code == 200, reply.text
-    choices: list[dict[str, Any]] = reply.json()["choices"]
-    return choices
-
-
 @pytest.mark.parametrize("width", [1, 4, 16])
 def test_answers_equal_vllm_alone(
     client: httpx.Client, long_prompts: list[list[int]], answers: list[list[int]], width: int
 ) -> None:
-    def ask(prompt: list[int]) -> list[int]:
-        [choice] = complete(client, prompt, ignore_eos=True)
-        ids: list[int] = choice["token_ids"]
-        return ids
-
     times = max(1, width // len(long_prompts))
     with ThreadPoolExecutor(width) as threads:
-        assert list(threads.map(ask, long_prompts * times)) == answers * times
+        found = threads.map(lambda each: answer(client, each), long_prompts * times)
+        assert list(found) == answers * times
 
 
 def test_choices(client: httpx.Client) -> None:
@@ -123,49 +109,32 @@ def test_structured_output(client: httpx.Client) -> None:
 
 def test_drafts_are_taken(client: httpx.Client, stack: Stack) -> None:
     repeated = "one two three four five six seven eight nine ten " * 6
+    before = drafts(stack)["taken"]
     complete(client, repeated, max_tokens=40)
-    assert stack.services["decode-0"].total("baton_decode_draft_tokens_total") > 0
+    assert drafts(stack)["taken"] > before
+
+
+def drafts(stack: Stack) -> Counter[str]:
+    """Return the number of drafts that decode checked, by outcome."""
+    found: Counter[str] = Counter()
+    for (name, labels), value in stack.services["decode-0"].metrics().items():
+        if name == "baton_decode_draft_tokens_total":
+            found[dict(labels)["outcome"]] += int(value)
+    return found
 
 
 def test_decode_is_killed_in_mid_stream(client: httpx.Client, stack: Stack) -> None:
     """Streams that are drawn with seeds go on, token for token, on the worker that is started anew."""
     numbers = range(4)
-    undisturbed = [stream(client, each) for each in numbers]
-    lock = Lock()
-    killed: list[bool] = []
-
-    def kill() -> None:
-        with lock:
-            if not killed:
-                killed.append(True)
-                stack.services["decode-0"].kill()
-                stack.restart("decode-0")
-
+    undisturbed = [story(client, each) for each in numbers]
+    kill = Restart(stack, "decode-0")
     with ThreadPoolExecutor(len(numbers)) as threads:
-        assert list(threads.map(lambda each: stream(client, each, kill), numbers)) == undisturbed
-    assert killed
+        assert list(threads.map(lambda each: story(client, each, kill), numbers)) == undisturbed
+    assert kill.was_made
     stack.wait_ready()
 
 
-def stream(client: httpx.Client, number: int, on_tokens: Callable[[], None] | None = None) -> list[int]:
+def story(client: httpx.Client, number: int, on_tokens: Callable[[], None] | None = None) -> list[int]:
     """Return the ids of a streamed answer. `on_tokens`: called once it has a few."""
-    body = {
-        "model": "SmolLM2-135M-Instruct",
-        "prompt": f"Story number {number}: once upon a time",
-        "max_tokens": 60,
-        "temperature": 1.0,
-        "seed": number,
-        "stream": True,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    ids: list[int] = []
-    with client.stream("POST", "/v1/completions", json=body) as reply:
-        for line in reply.iter_lines():
-            if line.startswith("data: {"):
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    ids += choice.get("token_ids") or []
-            if on_tokens is not None and len(ids) >= 10:
-                on_tokens()
-                on_tokens = None
-    return ids
+    prompt = f"Story number {number}: once upon a time"
+    return stream(client, prompt, on_tokens, max_tokens=60, temperature=1.0, seed=number)

@@ -1,0 +1,118 @@
+"""Tests of stacks that serve tiny random models of well-known families, against vLLM's own `LLM`.
+
+Pages are checked by their contents on each hand-over. Prompts are computed in chunks, which end within pages.
+"""
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.stack import SPLIT, Stack, running_stack
+from tests.vllm.completions import CALL_S, TOKENS, Restart, answer, stream
+from tests.vllm.families import FAMILIES, LATENT_FAMILIES, save_family
+from tests.vllm.oracle import vllm_greedy
+
+pytestmark = pytest.mark.stack
+
+LENGTHS = (5, 32, 150, 333)
+CHUNK = 40
+LEFT_OUT = 20
+"""Tokens at the end of a prompt that another one has in common with it, but for them."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def page_tokens(family: str) -> int:
+    """The least number of tokens per page that vLLM's attention has on CPUs."""
+    return 16 if family in LATENT_FAMILIES else 32
+
+
+@pytest.fixture(scope="module")
+def model(family: str, demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family(family, tmp_path_factory.mktemp("families"), demo_model_dir)
+
+
+@pytest.fixture(scope="module")
+def family_prompts() -> list[list[int]]:
+    """Prompts of several lengths, and at last one that begins as the longest."""
+    numbers = random.Random(11)
+    made = [[numbers.randrange(10, 40_000) for _ in range(length)] for length in LENGTHS]
+    return [*made, made[-1][:-LEFT_OUT] + made[0]]
+
+
+@pytest.fixture(scope="module")
+def family_answers(
+    model: Path, page_tokens: int, family_prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> list[list[int]]:
+    """What vLLM's own `LLM` answers. It ends before the stack starts."""
+    return vllm_greedy(model, family_prompts, TOKENS, tmp_path_factory.mktemp("oracle"), page_tokens)
+
+
+@pytest.fixture(scope="module")
+def family_stack(model: Path, page_tokens: int, family_answers: list[list[int]]) -> Iterator[Stack]:
+    assert family_answers
+    with running_stack(
+        str(model),
+        by_commands=True,
+        engine="vllm",
+        dtype="float32",
+        page_tokens=str(page_tokens),
+        kv_cache_memory="64MiB",
+        kv_checksum="pages",
+        prefill=[{"chunk_tokens": str(CHUNK)}],
+        decode=[SPLIT],
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture
+def family_client(family_stack: Stack) -> Iterator[httpx.Client]:
+    """A client of the stack, in which nothing is left behind the test."""
+    start = family_stack.idle_gauges()
+    with httpx.Client(base_url=family_stack.url, timeout=CALL_S) as client:
+        yield client
+    family_stack.wait_idle(start)
+
+
+def test_a_family_s_answers_equal_vllm_alone(
+    family_client: httpx.Client, family_prompts: list[list[int]], family_answers: list[list[int]]
+) -> None:
+    """One after the other, then all at once. The last prompt, and all of them then, find cached prefixes."""
+    assert [answer(family_client, each) for each in family_prompts] == family_answers
+    with ThreadPoolExecutor(len(family_prompts)) as threads:
+        assert list(threads.map(lambda each: answer(family_client, each), family_prompts)) == family_answers
+
+
+def test_a_family_s_prefixes_are_reused(
+    family_client: httpx.Client,
+    family_stack: Stack,
+    family_prompts: list[list[int]],
+    family_answers: list[list[int]],
+) -> None:
+    for side in ("prefill-0", "decode-0"):
+        assert family_stack.services[side].total("baton_prefix_reused_tokens_total") > 0
+    assert answer(family_client, family_prompts[-1]) == family_answers[-1]
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3"], indirect=True, scope="module")
+def test_decode_with_latent_pages_is_killed_in_mid_stream(
+    family: str, family_client: httpx.Client, family_stack: Stack, family_prompts: list[list[int]]
+) -> None:
+    drawn: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 60}
+    undisturbed = [stream(family_client, each, **drawn) for each in family_prompts]
+    kill = Restart(family_stack, "decode-0")
+    with ThreadPoolExecutor(len(family_prompts)) as threads:
+        disturbed = threads.map(lambda each: stream(family_client, each, kill, **drawn), family_prompts)
+        assert list(disturbed) == undisturbed
+    assert kill.was_made
+    family_stack.wait_ready()
