@@ -21,7 +21,7 @@ from baton.runtime.host_memory import Movable
 from baton.runtime.worker_settings import WorkerSettings
 
 PROPOSED_MAX: Final = 16
-"""Most draft tokens that an engine proposes for a sequence's next step."""
+"""Most draft tokens that an engine proposes for the next step of one sequence."""
 
 
 class DrawFailed(Exception):
@@ -79,7 +79,7 @@ class RankGroupBroken(Exception):
 
 @dataclass(slots=True, eq=False)
 class PageSum:
-    """Checksum of a sequence's KV pages, starting at some position (`services/pages/kv_checksum.py`)."""
+    """Checksum of a sequence's KV pages from some position on, to check a hand-over."""
 
     stop: int
     """Token position up to which pages are included. At first the position where the checksum starts."""
@@ -155,7 +155,7 @@ class Sequence:
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
     """Checksum of the sequence's pages, or None if none is wanted. Every step extends it over its row."""
     scores: PromptScores | None = field(default=None, init=False, repr=False)
-    """Log-probabilities of the prompt, or None if none are requested. Every step extends them."""
+    """Log-probabilities of the prompt so far, extended by each step. None if none are requested."""
     proposal: Proposal | None = field(default=None, init=False, repr=False)
     """Draft tokens for the next step, or None if the worker wants none. Every step that samples a token for
     the sequence renews them, on all ranks."""
@@ -266,7 +266,7 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
 
 
 class Steps(Protocol):
-    """Calls by which a worker has an engine compute. They come from one thread, except `release`."""
+    """Calls by which a worker lets its engine compute. They all come from one thread, except `release`."""
 
     def bind_thread(self) -> None:
         """Prepare the calling thread, for example by selecting the GPU. Each thread that runs steps or
@@ -360,11 +360,11 @@ class Engine(Steps, Protocol):
 
     @property
     def whole(self) -> KvLayout:
-        """Layout of the worker's KV pages over all of its ranks."""
+        """Layout of the worker's KV pages if the parts of all its ranks are put together."""
 
     @property
     def layout(self) -> KvLayout:
-        """Layout of the KV pages on this rank."""
+        """Layout of the KV pages on this rank: its KV groups, layers and heads."""
 
     @property
     def caches(self) -> abc.Sequence[KvMemory]:

@@ -17,7 +17,7 @@ log = Log(__name__)
 MEMINFO: Final = Path("/proc/meminfo")
 CGROUP: Final = Path("/sys/fs/cgroup")
 RECLAIMABLE: Final = frozenset({"inactive_file", "active_file", "slab_reclaimable"})
-"""Entries of a control group's memory.stat for memory that the kernel frees on demand."""
+"""Fields of a control group's memory.stat that count memory which the kernel frees when it is needed."""
 PATIENCE_S: Final = 15.0
 """Longest wait in seconds for memory that a process which has just ended may still be freeing."""
 LOOK_S: Final = 0.5
@@ -29,9 +29,9 @@ class Available:
     """Memory of one device or control group that can still be allocated."""
 
     size: int
-    """Bytes that can still be allocated."""
+    """Bytes of the memory that can still be allocated."""
     total: int
-    """Bytes of the memory in total, used ones included."""
+    """Size of the whole memory in bytes, allocated parts included."""
     where: str
     """Location of the memory for messages, such as "on this machine"."""
 

@@ -53,7 +53,8 @@ class PagedKvCache:
             self._host.populate()
 
     def _make_views(self, memory: torch.Tensor) -> None:
-        """Make all tensor views of `memory` that steps use."""
+        """Make the tensor views of the bytes in `memory` that steps use, such as `tensor`. Called again after
+        a move."""
         group, size = self.group, self.group.page_tokens
         flat = memory.view(DTYPES[group.dtype])
         self.address: int = flat.data_ptr()
@@ -67,7 +68,8 @@ class PagedKvCache:
         """Index of each layer among the layers that this cache holds on this rank, by layer id."""
         self._pages = {layer: pages[:, :, index] for layer, index in self.places.items()}
         kinds = self.tensor.permute(3, 2, 0, 4, 1, 5)
-        """All pages, with dimensions reordered: [plane][layer][page][token][kv head][head_dim]."""
+        """View of all pages with the dimensions in another order: [plane][layer][page][token][kv
+        head][head_dim]."""
         self._kinds = {layer: tuple(kinds[:, index]) for layer, index in self.places.items()}
         self._rows = {layer: rows[self.planes * index * size :] for layer, index in self.places.items()}
 

@@ -5,7 +5,8 @@ from typing import Final
 import torch
 
 TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
-"""Largest `relative_difference` of two computations that counts as agreement, by number format."""
+"""Largest `relative_difference` at which two computations count as equal, by the number format of the
+weights."""
 
 
 def relative_difference(result: torch.Tensor, reference: torch.Tensor) -> float:

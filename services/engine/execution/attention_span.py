@@ -77,7 +77,7 @@ class AttentionSpan:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Attention options of one layer: scaling, span, soft cap and sinks."""
+    """Options of one layer's attention: the factor of its scores, span, soft cap and sinks."""
 
     scaling: float
     """Factor of the attention scores."""

@@ -38,7 +38,7 @@ STRIP: Final = 32
 """Numbers that the compiled step processes at once. It requires hidden and head sizes that are multiples of
 it."""
 HEAD_STRIPS: Final = 8
-"""Most strips of STRIP numbers that an attention head may have."""
+"""Largest size of an attention head that the compiled step supports, in strips of STRIP numbers."""
 HALF: Final = 16
 """Most feed-forward gates that the compiled step computes together.
 
@@ -173,7 +173,8 @@ class CompiledModel:
         first = structure.layers[0]
         self.heads, self.kv_heads, _ = (each.out_features // head_dim for each in first.projections)
         self.projected = sum(each.out_features for each in first.projections)
-        """Number of elements of a token's queries, keys and values together, in one layer."""
+        """Number of elements of the queries, keys and values of one token in one layer, all heads together.
+        """
         self.hidden = structure.embedding.shape[1]
         self.width = first.down.in_features
         self.head_dim = head_dim

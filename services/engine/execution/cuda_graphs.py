@@ -94,7 +94,7 @@ class BatchShape(NamedTuple):
 
     rows: int
     pages: int
-    """Number of pages in each row's page table."""
+    """Number of entries of each row's page table."""
 
 
 class GraphRunner(StatelessRunner):
@@ -131,7 +131,8 @@ class GraphRunner(StatelessRunner):
             if rows * pages * cache.group.page_tokens <= TOKENS_MAX
         ]
         self.shapes = sorted(shapes, key=lambda shape: shape.rows * shape.pages)
-        """Batch shapes that are to be recorded, the smallest first."""
+        """Batch shapes (rows and pages per row) of decode steps that are to be recorded, the smallest first.
+        """
         self._recorded: dict[BatchShape, Replay] = {}
         device = cache.tensor.device
         numbers = max(map(_input_numbers, shapes), default=0)
@@ -141,7 +142,8 @@ class GraphRunner(StatelessRunner):
 
     @property
     def recorded(self) -> frozenset[BatchShape]:
-        """Batch shapes for which a recorded step can be replayed."""
+        """Batch shapes of decode steps (rows and pages per row) that are recorded, so that a step can be
+        replayed."""
         return frozenset(self._recorded)
 
     def record(self) -> None:

@@ -39,11 +39,11 @@ TOLERANCE: Final = 0.03
 Both computations round to bfloat16.
 """
 LONG: Final = 4096
-"""Number of tokens of the longest sequences in the check of a kernel."""
+"""Length in tokens of the longest sequences with which a kernel is checked."""
 SPAN_MAX: Final = 1000
 """Most tokens of an attention window in the check of a kernel, so that longer sequences exceed it."""
 SPANS: Final = ((0, 1), (16, 17), (LONG - 1, LONG), (0, 21), (5, 23), (LONG - 40, LONG))
-"""Token positions (start, stop) of the test rows in the check of a kernel."""
+"""Positions [start, stop) of the tokens that each test row computes in the check of a kernel."""
 
 
 def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:

@@ -30,7 +30,8 @@ BLOCK: Final = 128
 
 
 class AttentionFunction(Protocol):
-    """Function that computes attention in each layer of one forward pass."""
+    """Function that our registered attention calls in each layer of one forward pass, in order to compute
+    attention."""
 
     def __call__(
         self,

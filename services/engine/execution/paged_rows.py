@@ -50,9 +50,9 @@ class PagedRows:
     stops: torch.Tensor
     """Number of tokens in each row's pages, [N], int32. The row's own tokens are the last of them."""
     tables: torch.Tensor
-    """Page table of each row, [N, P], int32."""
+    """Page table of each row, as page indices in the order of positions: [N, P], int32."""
     longest: int
-    """Number of tokens that the longest of these rows computes in this step."""
+    """Number of tokens computed in this step for that one of these rows that has the most."""
     kernel: PagedKernel
 
     def attend(

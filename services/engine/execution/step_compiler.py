@@ -69,7 +69,7 @@ class Build:
     """One variant of the compiled library: its number formats and instruction sets."""
 
     numbers: torch.dtype
-    """Dtype of keys and values."""
+    """Dtype of the keys and values in KV pages."""
     products: torch.dtype
     """Dtype of the inputs by which the compiled step multiplies weights."""
     weights: torch.dtype
@@ -89,12 +89,12 @@ class Build:
 
     @property
     def rows(self) -> int:
-        """Most input rows that are multiplied by a weight at once."""
+        """Most input rows that the compiled function multiplies by a weight at once."""
         return 32 if set(AMX) <= set(self.needs) else 8
 
     @property
     def name(self) -> str:
-        """File name of the compiled library, which includes the fingerprint."""
+        """File name of the compiled library. It includes the fingerprint of source and compiler options."""
         made_of = SOURCE.read_bytes() + " ".join(self.flags).encode()
         return f"{SOURCE.stem}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
 
@@ -117,7 +117,7 @@ BUILDS: Final = (
         for instructions in (AVX512, (*AVX2, "f16c"))
     ),
 )
-"""All variants of the compiled library. For any CPU, the best one comes first."""
+"""All variants of the compiled library, in an order in which the best one that a CPU can run comes first."""
 
 
 def supported_builds(numbers: torch.dtype) -> list[Build]:

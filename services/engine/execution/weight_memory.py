@@ -17,7 +17,7 @@ AREA_BYTES: Final = 64 << 20
 The system provides physical memory only for bytes that are written.
 """
 LINE_BYTES: Final = 64
-"""Alignment of tensors in bytes: a cache line of the CPU."""
+"""Alignment of weight tensors in memory, in bytes: the size of a CPU cache line."""
 
 
 class WeightMemory:
@@ -30,7 +30,7 @@ class WeightMemory:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy of `tensor` in one of the areas."""
+        """Return a contiguous copy of `tensor` in this allocator's memory."""
         length = tensor.nbytes
         span = -(-length // LINE_BYTES) * LINE_BYTES
         if span > AREA_BYTES:

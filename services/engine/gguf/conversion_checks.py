@@ -38,7 +38,7 @@ LOCAL_BASES: Final = ("rope.freq_base_swa", "rope.local.freq_base")
 """GGUF keys of the rotary base for layers with a sliding window: llama.cpp's and Ollama's."""
 WINDOW: Final = "attention.sliding_window"
 DEFAULT_WINDOWS: Final[Mapping[str, int]] = {"gemma2": 4096}
-"""Sliding windows in tokens that llama.cpp uses for a file without one, by architecture."""
+"""Sliding window in tokens that llama.cpp uses if a GGUF file does not state one, by architecture."""
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 LOWER_HALF: Final = 0xFFFF
@@ -49,7 +49,7 @@ tool."""
 
 
 class Header:
-    """Settings and tensor sizes of a GGUF file, without the numbers of its weights."""
+    """Header of a GGUF file: its settings, and the names and sizes of its tensors."""
 
     def __init__(self, file: GGUFReader) -> None:
         self._file = file

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from baton.engine.gguf.conversion_checks import Header
 
 PLAIN: Final = "TokenizersBackend"
-"""Name of the tokenizer class of transformers that does exactly as tokenizer.json says."""
+"""Name of the transformers tokenizer class that follows tokenizer.json and adds no rules of its own."""
 NAMED: Final = 3
-"""Most weights that an error message names."""
+"""Most names of weights that an error message lists."""
 
 
 class ConversionRefused(Exception):

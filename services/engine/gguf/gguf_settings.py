@@ -42,13 +42,14 @@ KNOWN_KEYS: Final = frozenset(
 
 
 class Settings(Protocol):
-    """The part of a GGUF file's header that the rules need."""
+    """Attributes of a GGUF file's header that the rules for settings read."""
 
     architecture: str
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Values of the file's settings by key, without the architecture's prefix."""
+        """Settings of the model's architecture in the file: values by key without the
+        architecture's prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,15 @@ class Rule:
     """Values of the setting that have no effect on results. They are accepted even if the transformers
     configuration has no attribute for the setting."""
     read: Callable[[Any], Any] | None = None
-    """Function that computes the setting's value from a transformers configuration, used instead of
-    `names`."""
+    """Function (transformers configuration) that returns the value that the model has for the setting. Used
+    instead of `names`."""
     written: bool = False
     """Whether the GGUF file's value is written into the first attribute of `names` that the configuration
     declares."""
 
     def agrees(self, value: Any, config: Any) -> bool:
-        """Return whether the model that `config` describes is computed with the GGUF file's `value`."""
+        """Return whether the GGUF file's `value` of this setting is the one with which the model of `config`
+        is computed."""
         if self.read is not None:
             return any(_equal(value, each) for each in (self.read(config), *self.plain))
         name = self.attribute(config)
@@ -259,4 +261,4 @@ BY_ARCHITECTURE: Final[Mapping[tuple[str, str], Rule]] = {
     ("stablelm", "use_parallel_residual"): HARMLESS,  # llama.cpp and the library decide it by the tensors
     ("gemma2", "attn_logit_softcapping"): Rule(("attn_logit_softcapping",), NONE, written=True),
 }
-"""Rules for single architectures, which replace the general ones, by (architecture, key)."""
+"""Rules for keys of single architectures, by (architecture, key). They replace the general rules."""

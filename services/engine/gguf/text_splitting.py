@@ -14,7 +14,7 @@ SENTENCES: Final = "llama"
 spaces."""
 SPACE: Final = "\u2581"
 OF_OLD: Final = {"gpt2": "gpt-2", "qwen2": "qwen2"}
-"""Names of the splits of older GGUF files that state none, by architecture."""
+"""Name of the text split for older GGUF files, which do not state it, by architecture."""
 AS_GPT2: Final = frozenset(
     {"gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "mellum", "gigachat", "a.x-4.0", "modern-bert"}
     | {"exaone4", "granite-docling"}

@@ -69,7 +69,7 @@ anything is rounded, by number format."""
 CONTRAST: Final = 4
 """Least factor by which wrong positions must differ more than right ones in the first layer."""
 PROBED: Final = 8
-"""Number of tokens of the small test pass."""
+"""Number of tokens in the small forward pass that checks a model."""
 
 
 def probe_positions(context_length: int) -> torch.Tensor:

@@ -51,7 +51,7 @@ PACKED_ROWS: Final = "packed_rowwise"
 PACKED_COLUMNS is the same by columns.
 """
 SUMMED: Final = ("moe_tp_experts", "all_reduce")
-"""Tensor-parallel styles of modules whose results have to be added up over the ranks."""
+"""Tensor-parallel styles of modules whose results are partial sums, which are added up over the ranks."""
 BY_EXPERT: Final = "grouped_gemm"
 DISPATCHED: Final = "ep_dispatch_experts"
 """Tensor-parallel style of experts of which each rank has some whole ones."""

@@ -96,7 +96,8 @@ class MissingEmbedding(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """An empty tensor, since transformers implementations read the device of this weight."""
+        """Empty tensor in place of the embedding's weight, because transformers implementations read the
+        device of that weight."""
         return self.none
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -143,7 +143,8 @@ class DummyWeights:
     """
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        """Take the names and shapes of the weights from `module`, the whole transformers implementation."""
+        """Store the names and shapes of the weights to make, those of the whole transformers implementation
+        `module`."""
         tied = _ties(module).keys()
         shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
         self._shapes = {name: shape for name, shape in shapes.items() if name not in tied}

@@ -31,7 +31,7 @@ class ShapesDiffer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A part of a weight: the index `ranges` along one dimension, side by side."""
+    """A part of a weight along one dimension: the indices in `ranges`, one range after the other."""
 
     dim: int
     ranges: tuple[range, ...]
@@ -45,13 +45,14 @@ class Cut:
 
 
 class Weights(Protocol):
-    """The weights in a model's files, by name."""
+    """The weights in a model's files: their names, their shapes, and parts of their numbers."""
 
     @property
     def names(self) -> Collection[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """Return the numbers of the weight `name` at the indices in `box`. Raises ModelUnreadable."""
+        """Return the numbers of the weight called `name` at the indices in `box`, one range per dimension.
+        Raises ModelUnreadable."""
 
 
 class Source(Protocol):
@@ -230,7 +231,7 @@ class ConvertedParameter:
     target: str
     """Name of the parameter that the converter makes, or of the first one if it makes several."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of all parameters of the transformers implementation, by name."""
+    """Shape of each parameter of the transformers implementation, by parameter name."""
     config: Any
 
     @property

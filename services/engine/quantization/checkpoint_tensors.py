@@ -35,11 +35,12 @@ COMPUTED: Final = frozenset(
     {"input_scale", "activation_scale", "input_global_scale", "output_scale"}
     | {"k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale"}
 )
-"""Suffixes of tensors by which other servers quantize activations. They are ignored here."""
+"""Suffixes of the names of tensors with scales for quantized activations or KV. They are ignored, since
+neither is quantized."""
 
 
 class CheckpointTensors:
-    """Tensors of a checkpoint, grouped by the weights that they make."""
+    """Tensors of a quantized checkpoint, in groups: the tensors of a group together make one weight."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class CheckpointTensors:
                 self._enter(name)
         passed = COMPUTED if how is not None else frozenset()
         self.plain = [name for name in types if name not in self._taken and _end(name) not in passed]
-        """Names of the tensors that are plain weights."""
+        """Names of the tensors that are weights by themselves, unquantized."""
         codes = next((name for name in self.plain if self._is_codes(name)), None)
         if codes is not None:
             raise ModelUnreadable(
@@ -152,8 +153,8 @@ def _end(name: str) -> str:
 
 
 def refuse_quantized_files(directory: Path) -> None:
-    """Raise ModelUnreadable if the files contain quantized codes, but the configuration states no
-    quantization."""
+    """Raise ModelUnreadable if weights in `directory`, whose configuration states no quantization, are
+    quantized codes."""
 
     def unread(name: str) -> TensorSource:
         raise AssertionError(name)

@@ -17,7 +17,7 @@ from baton.engine.gguf.gguf_file import Reader
 from baton.engine.quantization.quantized_weight import NotQuantizable, QuantizedWeight
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-"""Array of bytes, in most places [blocks, bytes of a block]."""
+"""Array of bytes, mostly of the shape [blocks, bytes per block]."""
 
 
 class GgufBlocks:
@@ -34,7 +34,8 @@ class GgufBlocks:
         self._names = get_tensor_name_map(kinds[0], count) if kinds else None
 
     def kind(self, name: str) -> str:
-        """Return the GGUF type of the file's tensor for the model's weight `name`. Raises NotQuantizable."""
+        """Return the name of the GGUF type, such as Q4_K, of the file's tensor for the model's weight `name`.
+        Raises NotQuantizable."""
         return str(self._tensor(name).tensor_type.name)
 
     def codes(self, name: str, weight: torch.Tensor) -> QuantizedWeight:

@@ -40,7 +40,7 @@ class PackedWeight(Protocol):
 
     @property
     def step(self) -> int:
-        """Number of rows of the weight that have to be dequantized together."""
+        """Number of consecutive rows of the weight that can only be dequantized together."""
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Return the dequantized rows [start, stop) in float32. `start` is a multiple of `step`.
@@ -57,7 +57,7 @@ class PackedWeight(Protocol):
 
 
 class TensorSlice:
-    """Some rows or columns of a two-dimensional tensor in a file."""
+    """Some rows or columns of a two-dimensional tensor in a file, which are read when they are needed."""
 
     def __init__(self, stored: TensorSource, dim: int, places: range) -> None:
         self._stored = stored

@@ -21,7 +21,8 @@ not."""
 MIDDLE: Final = 8
 """Code of 4 bits that stands for the number 0, in weights without least numbers."""
 ROWS_A_TIME: Final = 1024
-"""Rows that are converted at once, which bounds the memory for it."""
+"""Rows of a weight that are quantized or dequantized at once, which bounds the memory for intermediate
+results."""
 
 
 class NotQuantizable(Exception):
@@ -170,7 +171,8 @@ def pack_blocks(codes: QuantizedWeight, block: int) -> torch.Tensor:
     count = (outs + missing) // block
 
     def blocks(tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor as [blocks, groups or depth, block]."""
+        """Return `tensor` [outs, groups or depth] in blocks of output rows: [blocks, groups or depth, block],
+        padded with zeros."""
         if missing:
             tensor = torch.cat((tensor, tensor.new_zeros(missing, tensor.shape[1])))
         return tensor.view(count, block, -1).transpose(1, 2)

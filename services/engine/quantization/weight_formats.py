@@ -11,7 +11,7 @@ from baton.engine.quantization.packed_weights import PackedWeight, PartsMismatch
 WORD: Final = 32
 """Bits of the words into which small integers are packed."""
 FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Numbers for which the sixteen codes of 4 bits stand (E2M1)."""
+"""Number for each code of FP4 (E2M1), by the code from 0 to 15."""
 EXPONENT_BIAS: Final = 127
 """Bias of a scale that is stored as an exponent alone (E8M0)."""
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -190,7 +190,7 @@ class GptqWeight:
 
     words: TensorSource
     zeros: TensorSource
-    """Zero points [groups, out], packed along a row."""
+    """Zero points [groups, out], small integers packed along a row into words."""
     scales: TensorSource
     bits: int
     added: int

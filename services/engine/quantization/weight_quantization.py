@@ -24,7 +24,7 @@ log = Log(__name__)
 KEPT: Final = "kept "
 BITS: Final = {Quantize.INT8: 8, Quantize.INT4: 4}
 OF_THE_HEAD: Final = 8
-"""Least bits of the model's head, since every token's probability depends on it."""
+"""Least bits per code for the model's output head, because the probability of every token depends on it."""
 ELSE: Final = 8
 """Bits per code of a quantized weight for which the GGUF file has no usable blocks."""
 
@@ -37,7 +37,7 @@ class WeightQuantization:
     gguf: Path | None = None
     """Path of the model's GGUF file, whose blocks are used, or None if it has none."""
     multiplied: bool = True
-    """Whether steps multiply quantized codes. If not, they multiply the dequantized numbers."""
+    """Whether steps multiply the quantized codes themselves. If not, steps use the dequantized numbers."""
 
     def __str__(self) -> str:
         return f"--quantize {self.how.value}"
