@@ -38,7 +38,8 @@ class AdminSettings:
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP header with the key that this command sends. Raises StartupError."""
+        """HTTP header that authenticates this command at the bootstrap: its admin key, else OPENAI_API_KEY.
+        Raises StartupError."""
         key = first_key(self.admin_api_keys, self.admin_api_key_file, ADMIN_FILE_FLAG)
         return {"Authorization": f"Bearer {key}"} if key else key_headers()
 

@@ -116,6 +116,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _write(path: Path, text: bytes, mode: int) -> None:
-    """Write a new file, which has the permissions `mode` from its first moment."""
+    """Write a new file. It has the permissions `mode` from the moment it exists, so that a key is never
+    readable by others."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:  # noqa: PTH123
         opened.write(text)

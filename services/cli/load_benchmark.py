@@ -48,7 +48,8 @@ class Workload:
     """Upper bound of the token ids in random prompts; ids are smaller."""
     ignore_eos: bool = True
     as_text: bool = False
-    """Whether prompts are words instead of token ids. Chat prompts are always words."""
+    """Whether prompts of the completions API are words instead of token ids. Chat prompts are always words.
+    """
     seed: int = 0
 
     def bodies(self, model: str, count: int, run: str) -> list[bytes]:

@@ -137,7 +137,7 @@ class Exported:
     kind: str
     text: str
     labels: Mapping[str, Sequence[str]]
-    """Values that each label has from the start. Empty for labels in OPEN."""
+    """Values of each label that exist from the start, by label name. Empty for a label that is in OPEN."""
 
     @property
     def unit(self) -> str:
@@ -146,13 +146,14 @@ class Exported:
 
     @property
     def series(self) -> Sequence[str]:
-        """Names of the metric's series in queries."""
+        """Names of the metric's time series in queries: its own name, or for a histogram the name with
+        `_bucket`, `_sum` and `_count`."""
         suffixes = ("_bucket", "_sum", "_count") if self.kind == "histogram" else ("",)
         return [self.name + suffix for suffix in suffixes]
 
 
 def exported() -> list[Exported]:
-    """Return every metric of every service, beginning with the bootstrap's."""
+    """Return every metric of every service, service by service, beginning with the bootstrap's."""
     return [each for role, registry in _registries() for each in _read(role, registry)]
 
 

@@ -72,7 +72,8 @@ def _option(each: Setting, panel: str | None = None) -> Any:
 
 
 def _takes(function: Callable[..., None], annotations: Mapping[str, Any]) -> None:
-    """Give `function` keyword parameters with these names and annotations, as typer reads them."""
+    """Give `function` a signature of keyword parameters, by name and annotation, from which typer makes a
+    command's flags."""
     function.__annotations__ = dict(annotations)
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

@@ -38,7 +38,8 @@ class _Search:
         self._known: dict[str, Types] = {}
         """Types of finite values found so far for the target of each `$ref`, by the reference."""
         self._looked_at: set[str] = set()
-        """References that the current pass over the schema has followed."""
+        """`$ref` texts that the current pass over the schema has followed already, so that it does not follow
+        them again."""
         self._has_grown = True
 
     def finds(self) -> bool:

@@ -247,8 +247,8 @@ def _bound_memory() -> None:
 
 
 def _in_thread(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
-    """Check a grammar in a thread with a small stack. A grammar that passes fits the larger stacks of
-    workers."""
+    """Check a grammar in a thread whose stack is smaller than a worker's, so that a grammar that passes fits
+    there."""
     found: list[Grammar | str] = []
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=lambda: found.append(check_grammar(grammar, any_bnf, vocabulary)))

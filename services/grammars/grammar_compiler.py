@@ -33,7 +33,7 @@ REGEX_FAULT: Final = re.compile(r"^error: (.+)$", re.MULTILINE)
 """Pattern of the line that names a regex's fault, among lines of an error message that show its position."""
 
 NOTHING_FOLLOWS: Final = ("NoExtension", "NoExtensionBias")
-"""Error codes of llguidance which mean that no text can follow."""
+"""Error codes of llguidance with which it reports that no text fits the grammar from here on."""
 
 
 class GrammarRefused(Exception):

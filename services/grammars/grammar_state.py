@@ -56,10 +56,11 @@ class GrammarState:
         """Wrap llguidance's `matcher` of a grammar, which has read no token yet."""
         self._matcher = matcher
         self._taken = 0
-        """Number of leading tokens of the output that the matcher has read."""
+        """Number of tokens of the output that llguidance's matcher has read, from the first one on."""
         self._may_take_s = BURST_S
         self._forced: list[int] = []
-        """Forced tokens that follow the output, as found by the last search."""
+        """Tokens that the grammar forces after the output read so far, as found by the last search for them.
+        """
         self._may_look_s = 0.0
         """CPU time in seconds that is left for finding forced tokens. Below 0 if the last search took too
         long."""

@@ -34,7 +34,7 @@ class Pages(Protocol):
 
 
 class PageSummer:
-    """Computes checksums of the KV pages of sequences, in the memory `pages`."""
+    """Computes checksums of the KV pages of sequences, from the tensor of all pages in `pages`."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages

@@ -96,7 +96,7 @@ class StepEngine:
 
     @property
     def draws(self) -> bool:
-        """Whether this rank samples the tokens."""
+        """Whether this rank is the one that samples the worker's tokens."""
         return self._rank_group.rank == self._drawer
 
     def draft_with(self, model: DraftModel) -> None:

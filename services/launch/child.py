@@ -50,14 +50,16 @@ class Child:
     def __init__(
         self, name: str, process: Process, output: asyncio.StreamReader, is_shown: IsShown, show: Show
     ) -> None:
-        """Follow a started process. `output`: stream of its stdout and stderr."""
+        """Store a process that has been started, so that its output and its end can be followed. `output`:
+        its stdout and stderr."""
         self.name = name
         self.pid: Final = process.pid
         self.exit_secret = b""
         """Secret that proves a report of this process's exit. If it is empty, the bootstrap accepts no
         report."""
         self.hidden_lines: deque[str] = deque(maxlen=HIDDEN_LINES_MAX)
-        """Lines of output that were hidden since the last shown line, oldest first."""
+        """Lines of the child's output that were not shown, since the last shown line. At most
+        HIDDEN_LINES_MAX, oldest first."""
         self._process = process
         self._is_shown = is_shown
         self._show = show

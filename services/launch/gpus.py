@@ -13,7 +13,8 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 NONE: Final = "-1"
 """Entry of CUDA_VISIBLE_DEVICES after which CUDA ignores the rest of the list."""
 DRIVER: Final = Path("/proc/driver/nvidia/gpus")
-"""Folder in which the NVIDIA driver, once loaded, has one folder for each GPU."""
+"""Folder of the NVIDIA driver in /proc that has one folder per GPU. It is missing if the driver is not
+loaded."""
 QUERY_TIMEOUT_S: Final = 20.0
 
 Gpus = tuple[str, ...]

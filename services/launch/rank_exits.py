@@ -26,9 +26,9 @@ class GroupExit:
     """Exits of all ranks of a worker, for one incarnation."""
 
     codes: Mapping[Child, int]
-    """Exit code of each rank's process, in the order in which they ended."""
+    """Exit code of each rank's child process, by process, in the order in which the processes ended."""
     killed: frozenset[Child]
-    """Ranks that the launcher killed because they had not ended in time."""
+    """Processes of ranks that the launcher killed because they had not ended in time."""
     started: bool
     """Whether the worker had started completely, so that it may have had rooms."""
 

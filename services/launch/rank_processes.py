@@ -248,7 +248,8 @@ class RankProcesses:
         return draw_exit_secret() if self._settings.machines == 1 else (b"", {})
 
     async def _start(self, settings: WorkerSettings, given: Mapping[str, str]) -> Child:
-        """Start one rank. `given`: further environment variables for the ranks of this incarnation."""
+        """Start the process of one rank. `given`: environment variables for the ranks of this incarnation, in
+        addition to the launcher's."""
         name, environ = f"rank {settings.rank}", {**self._environ, **given}
 
         def show(line: str) -> None:

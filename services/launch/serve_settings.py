@@ -39,7 +39,7 @@ FIRST_DAY: Final = (
     *("model", "served_model_name", "host", "port", "prefill", "decode"),
     *("dtype", "device", "kv_cache_memory", "api_key_file"),
 )
-"""Settings that most users change, in the order in which the help shows them."""
+"""Settings that most users change, which `baton serve --help` shows first, in this order."""
 
 NOT_TAKEN: Final = CHOSEN | AMBIGUOUS
 """Settings of services that `baton serve` does not accept."""
@@ -190,8 +190,8 @@ def _variable_of_both(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _source_of(each: Setting, flags: Flags, environ: Mapping[str, str]) -> str | None:
-    """Return the name of the flag or environment variable that gives the setting, or None if it
-    is not given."""
+    """Return the text that names the source of a setting: its flag or environment variable. None if it is not
+    given."""
     if flags.get(each.name) is not None:
         return each.flag
     return next((name for name in each.variables if name in environ), None)

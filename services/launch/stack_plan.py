@@ -31,7 +31,7 @@ AnyWorker: TypeAlias = PrefillSettings | DecodeSettings | BothSettings
 RUN_TOKEN: Final = f"{PREFIX}RUN_TOKEN"
 TOKEN_BYTES: Final = 32
 ON_GPUS: Final = ("auto", "cuda")
-"""Values of `--device` with which the plan chooses the GPU."""
+"""Values of `--device` for which the stack's plan gives GPUs to the worker."""
 
 
 class Operators(Enum):
@@ -58,7 +58,8 @@ class StackCommand:
 
     @property
     def registers_as(self) -> tuple[str, ...]:
-        """Worker names under which the process registers at the bootstrap."""
+        """Names of workers under which the process registers at the bootstrap: none, its own, or one for each
+        side."""
         match self.role:
             case BootstrapSettings.role:
                 return ()

@@ -111,8 +111,8 @@ def read_quantization(directory: Path) -> CheckpointQuantization | None:
 
 
 def _groups_of(words: Json) -> list[Json]:
-    """Return the groups of modules in a compressed-tensors configuration: their parameters and target
-    modules."""
+    """Return the groups of a compressed-tensors configuration. A group names modules, and the parameters of
+    their weights' quantization."""
     groups = words.get("config_groups")
     if not isinstance(groups, dict):
         return []
@@ -177,4 +177,5 @@ METHODS: Final[Mapping[str, Callable[[Json], list[str]]]] = {
     AWQ: _awq_misses,
     MXFP4: lambda _: [],
 }
-"""Functions that list the unsupported parts of a checkpoint's configuration, by quantization method."""
+"""Function for each quantization method that lists what Baton does not support in a checkpoint's
+configuration."""

@@ -141,7 +141,7 @@ def _convert(
 
 
 def _last_words(errors: IO[bytes]) -> str:
-    """Return the last line that the converter wrote to stderr."""
+    """Return the last line of `errors`, the converter's stderr."""
     errors.seek(max(0, errors.seek(0, 2) - LAST_WORDS_BYTES))
     lines = errors.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1].strip() if lines else ""

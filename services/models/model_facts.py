@@ -44,7 +44,8 @@ LONGROPE: Final = ("longrope", "su")
 One is for sequences up to the original positions, the other for longer ones.
 """
 WAY_OUT: Final = "; docs/models.md lists what is served, and other engines (vLLM, SGLang) serve more"
-"""End of the message that refuses a model, which names alternatives."""
+"""Ending of the error text for a model that is not supported, which points to supported models and to other
+engines."""
 
 
 class ModelNotFound(StartupError, ValueError):

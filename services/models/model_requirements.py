@@ -30,7 +30,7 @@ SHARED: Final = "keys and values shared between layers"
 DRAWS: Final = "a definition that draws text, which the transformers library does not have"
 ONE_TEXT: Final = "one language model, where its configuration has several"
 SEEING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Layer types with attention of a supported kind: full, sliding-window or chunked."""
+"""Layer types of a configuration whose attention is supported: full, sliding-window or chunked."""
 OTHER_LAYERS: Final[Mapping[str, str]] = {
     "linear_attention": "linear-attention or state-space (Mamba) layers",
     "hybrid": "layers of attention and of state space (Mamba)",
@@ -157,7 +157,8 @@ def needs_of(config: Json) -> list[str]:
 
 
 def in_order(needs: Sequence[str]) -> list[str]:
-    """Return each missing feature once: first those of `ORDER`, then the others."""
+    """Return the descriptions of missing features without duplicates: first those in `ORDER`, in that order,
+    then the others."""
     place = {need: index for index, need in enumerate(ORDER)}
     return sorted(dict.fromkeys(needs), key=lambda need: place.get(need, len(ORDER)))
 

@@ -102,7 +102,8 @@ class LeaderDetector(FailureDetector):
         self._asked: set[int] | None = None
         """Ranks that have not answered the current inquiry yet. None if there was no inquiry."""
         self._late: set[int] = set()
-        """Ranks that work, but have not entered the collective that failed."""
+        """Ranks that answered the current inquiry that they work, but have not entered the collective that
+        failed."""
         self._failed, self._call, self._how = 0, "", ""
 
     async def listen(self, host: str) -> str:

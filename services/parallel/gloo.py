@@ -64,9 +64,9 @@ class GlooGroup:
         self._store: Store | None = None
         self._shape = BallotShape()
         self._turns = 0
-        """Number of agreements that were completed."""
+        """Number of agreements that the group has completed, for error texts."""
         self._unanswered = False
-        """Whether commands were sent and their arrival is not confirmed yet."""
+        """Whether the leader has sent commands and the followers' receipt is not confirmed yet."""
         self._broken: str | None = None
         watch.on_over = self._over
         if watch.over is not None:
@@ -259,7 +259,7 @@ class GlooGroup:
         return GroupBroken(self._broken)
 
     def _over(self, why: str) -> None:
-        """Record that the group has ended, with the reason, and close its connections."""
+        """Record the reason why the rank group has ended, and close its connections."""
         self._broken = why
         self._exchange.give_up(LAST_WORDS_S, why)
         self._exchange.close()

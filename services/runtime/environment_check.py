@@ -35,7 +35,7 @@ class VariableVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Group of environment variables that get the same treatment."""
+    """Group of environment variables that Baton treats in the same way at the start of a process."""
 
     names: tuple[str, ...]
     verdict: VariableVerdict

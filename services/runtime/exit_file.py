@@ -38,7 +38,7 @@ class ExitRecord:
     """Data that a report of one process's exit needs: worker name, process id and secret."""
 
     name: str
-    """Name of the worker that the process belonged to."""
+    """Name of the worker to which the process belonged."""
     pid: int
     secret: bytes
 

@@ -35,7 +35,7 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 """Advice to madvise that makes the system provide pages at once. Needs Linux 5.14."""
 _PIECE: Final = 8 << 20
-"""Number of bytes of memory that one madvise call populates."""
+"""Number of bytes that one call of madvise populates. The memory is populated piece by piece."""
 _IDLE: Final = 19
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -53,7 +53,7 @@ class CannotMove(Exception):
 
 
 class Movable(Protocol):
-    """Memory that can be moved to another address together with its contents."""
+    """Memory at an address that can be moved to another one together with its contents."""
 
     @property
     def address(self) -> int: ...

@@ -38,7 +38,7 @@ class SettingKind(Generic[T]):
     """One kind of setting value, such as a port or a duration, with its conversion from and to text."""
 
     metavar: str
-    """Placeholder for the value in `--help`."""
+    """Word that stands for the setting's value in `--help`, behind the flag."""
     allowed: str
     """Description of a setting's allowed values, with an example where needed. It ends the error text "… is
     not allowed: use"."""

@@ -43,7 +43,7 @@ class Setting:
     """Whether the setting is accepted only as an environment variable, and never shown. All users of a
     machine can read command lines."""
     former_name: str = ""
-    """Older name of the setting, which is also accepted. Empty if there is none."""
+    """Older name of the setting that is also accepted in flags and variables. Empty if there is none."""
 
     @property
     def flag(self) -> str:

@@ -23,7 +23,7 @@ class TlsFiles:
     key: Path
     ca: Path | None = None
     flags: str = "--tls"
-    """Prefix of the flags that name these files, for errors."""
+    """Prefix of the flags that name these files, such as `--tls`, for error texts."""
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -51,7 +51,7 @@ class DraftModelFiles:
     """Draft model for speculative decoding: its files, and the memory of its KV pages."""
 
     model: str
-    """Directory or GGUF file of the draft model, as for `--model`."""
+    """Location of the draft model, a directory or a GGUF file, given as for `--model`."""
     kv_memory: int
     """Memory of the draft model's KV pages, in bytes."""
 
@@ -229,13 +229,14 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def ranks_here(self) -> range:
-        """Numbers of the ranks that this machine's launcher starts."""
+        """Numbers of the worker's ranks that the launcher on this machine starts, one range of ranks per
+        machine."""
         here = self.topology.ranks // self.machines
         return range((self.machine or 0) * here, ((self.machine or 0) + 1) * here)
 
     @property
     def dimensions(self) -> str:
-        """Flags that determine the number of ranks, with their values, for errors."""
+        """Flags that determine the number of ranks, with their values, for error texts: `--tp 2`."""
         return f"--tp {self.tp}"
 
     def _check_group(self) -> None:

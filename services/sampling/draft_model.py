@@ -24,8 +24,8 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 AT_ONCE: Final = 2 * PROPOSED_MAX
-"""Most tokens of a sequence that the draft model may lack and still draft for it in the same step. It lacks a
-token if it has no keys and values for it."""
+"""Most tokens that the draft model may lack of a sequence and still draft for it in the same step. A token is
+lacking if its keys and values are not computed."""
 BEHIND: Final = 64
 """Most tokens that the draft model computes in one step for all sequences of which it lacks more than AT_ONCE
 tokens."""
@@ -34,7 +34,7 @@ FAILURES_MAX: Final = 3
 
 
 class DraftEngine(Protocol):
-    """The part of the `Engine` protocol that a draft model uses."""
+    """Members of the `Engine` protocol that a draft model uses."""
 
     @property
     def layout(self) -> KvLayout: ...
@@ -52,12 +52,12 @@ class DraftRequest(NamedTuple):
     """Request to draft tokens for one sequence, after a step that sampled a token for it."""
 
     sequence: Sequence
-    """Sequence to draft for. Its grammar state has read all of `output`."""
+    """The sequence to draft for. Its grammar state has read all tokens of `output`."""
     proposal: Proposal
     output: abc.Sequence[int]
     """All output token ids of the sequence, including those that the step has just sampled."""
     most: int
-    """Most tokens to draft for this sequence."""
+    """Most tokens that the draft model should draft for this sequence."""
 
 
 class DraftTimes(NamedTuple):
@@ -65,7 +65,8 @@ class DraftTimes(NamedTuple):
 
     all_us: int = 0
     each_us: int = 0
-    """Average time of one drafted token in microseconds. 0 if none was drafted."""
+    """Average time that the draft model took for one drafted token, in microseconds. 0 if none was drafted.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -117,9 +118,11 @@ class DraftModel:
         self._pages = engine.caches[0].pages
         self._free = list(range(self._pages))
         self._sequences: OrderedDict[Proposal, _DraftedSequence] = OrderedDict()
-        """States of sequences by their proposal. The sequence that drafted most recently is last."""
+        """State of each sequence in the draft model, by the sequence's `Proposal`. The one that drafted most
+        recently is last."""
         self._ended: set[Proposal] = set()
-        """Proposals of sequences that ended while drafts were computed. Their pages are freed afterwards."""
+        """Proposals of sequences that ended during a draft step. The sequences' draft pages are freed after
+        the step."""
         self._computes = False
         self._failures = 0
         """Number of draft steps that failed in succession."""
@@ -245,7 +248,8 @@ class DraftModel:
         return max(new, default=0) < self._ids
 
     def _make_space(self, pages: int, spared: abc.Set[Proposal]) -> None:
-        """Free pages of other sequences until `pages` are free. Those that drafted longest ago go first.
+        """Free pages of the draft model by dropping other sequences, until `pages` are free. Those that
+        drafted longest ago go first.
 
         `spared`: proposals of sequences that keep their pages.
         """
@@ -299,7 +303,8 @@ def _ends(drafted: _DraftedSequence | None) -> bool:
 
 
 def _draft_request(sequence: Sequence) -> Request:
-    """Return the sequence's request for the draft model: the same sampling, but no log-probabilities."""
+    """Return the request with which the draft model samples for a sequence: the same sampling parameters,
+    without log-probabilities."""
     request = sequence.request
     sampling = replace(request.sampling, top_logprobs=None, logprob_token_ids=())
     return replace(request, sampling=sampling, prompt_logprobs=None, output=())

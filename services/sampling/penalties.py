@@ -68,14 +68,15 @@ def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
 
 
 def _delays_end(sequence: Sequence) -> bool:
-    """Return whether the answer may not end yet, because of `min_tokens`. With a grammar the grammar decides
-    that."""
+    """Return whether `min_tokens` forbids the answer to end at the next token. False with a grammar, which
+    decides that itself."""
     request = sequence.request
     return len(sequence.output) < request.min_tokens and request.grammar is None
 
 
 def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the distinct tokens of the sequence. Only tokens since the last call are added."""
+    """Return the distinct tokens of the sequence as a tensor on the device of the scores. Only tokens since
+    the last call are added to it."""
     seen = seen_tokens(sequence)
     new = set(sequence.tokens(seen.stop, sequence.length)) - seen.ids
     seen.ids |= new

@@ -30,7 +30,7 @@ class ProposedTokens(NamedTuple):
     """The draft tokens that are proposed for one sequence."""
 
     tokens: list[int]
-    """At most PROPOSED_MAX draft token ids."""
+    """Draft token ids for the sequence's next positions, at most PROPOSED_MAX."""
     forced: int
     """Number of tokens at the beginning of `tokens` that the grammar forces."""
 

@@ -72,7 +72,8 @@ class RoomSpans:
             span.end()
 
     def cut_off(self, cause: Cause) -> None:
-        """Mark all spans as failed with `cause` and end them, when the process ends before their rooms do."""
+        """Mark the spans of all open rooms as failed with `cause` and end them, because the process ends
+        before the rooms do."""
         for room in list(self._open):
             self.fail(room, cause)
             self.end(room)

@@ -40,7 +40,8 @@ def device_index(device: str) -> int | None:
 
 
 def check_endpoint(peer: Endpoint) -> None:
-    """Check every field of a peer's endpoint. Raises TransferError, which names the invalid field."""
+    """Check every field of the endpoint that a peer sent. Raises TransferError, which names the invalid
+    field."""
     if not 1 <= peer.incarnation < ADDRESS_END:
         raise TransferError(f"endpoint: incarnation {peer.incarnation} is not a positive 64-bit number")
     if not peer.agent or len(peer.agent) > AGENT_CHARS_MAX or not peer.agent.isprintable():

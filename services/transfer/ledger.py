@@ -26,14 +26,15 @@ from baton.transfer.transfer_protocol import (
 PEERS_MAX: Final = 1024
 
 Write = TypeVar("Write")
-"""A backend's own record of one put that is under way."""
+"""Type variable: the object in which a transfer backend records one put (one-sided write) that is under way.
+"""
 
 
 @dataclass(slots=True)
 class PeerLink:
     endpoint: Endpoint
     regions: Mapping[str, Region]
-    """Memory regions that the peer offers as targets, by name."""
+    """Memory regions of the peer to which puts may write, by region name."""
     pending: int = 0
     leaving: bool = False
     broken: bool = False
@@ -150,12 +151,14 @@ class Ledger(Generic[Write]):
         return self.end(put)
 
     def abandoned(self) -> list[tuple[PutId, Write]]:
-        """Return the puts (one-sided writes) still under way to peers that were disconnected."""
+        """Return the puts (one-sided writes) that are still under way to disconnected peers, as pairs of id
+        and backend's record."""
         leaving = {peer for peer, link in self.links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
     def known(self) -> list[Endpoint]:
-        """Return the endpoint of every peer to which the backend still has a connection."""
+        """Return the endpoint of each peer to which the backend still has a connection, disconnected ones
+        with puts under way included."""
         return [link.endpoint for link in self.links.values()]
 
     def under_way(self) -> list[Write]:

@@ -63,8 +63,10 @@ in tests.
 class _Write:
     handle: Any
     fate: PutState | None = None
-    """How this write ended, as far as that is known without polling the library; None: poll it. PENDING: it
-    failed with an error that does not prove its end, and the ledger decides its state."""
+    """State in which this write ended, if that is known without polling the library, else None.
+
+    PENDING: it failed with an error that does not prove its end, so the ledger decides its state.
+    """
 
 
 class NixlTransfer:

@@ -151,7 +151,8 @@ class Transfer(Protocol):
         """
 
     def progress(self) -> None:
-        """Drive the progress of outgoing and incoming writes, and check whether abandoned puts have ended."""
+        """Drive the progress of outgoing and incoming writes. Also check whether puts to disconnected peers
+        have ended."""
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
         """Disconnect from a peer. Idempotent.

@@ -29,7 +29,7 @@ LAST_CALLS_S: Final = 2 * UNARY_S
 """Seconds for which running calls may go on over a channel that was replaced by another."""
 
 REPLY_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Longest gRPC message that a client accepts, in bytes."""
+"""Longest gRPC message that a client accepts as a reply, in bytes."""
 
 REQUEST_BYTES_MAX: Final = TAKEN_BYTES_MAX
 """Longest gRPC message that a server accepts, in bytes. Reading a longer one would delay its turns and its

@@ -66,7 +66,7 @@ class UnknownReceiver(Refusal):
 
 
 class NotProven(Refusal):
-    """The caller has not proven that it is the process for which it calls."""
+    """The caller claims to be a certain process (an incarnation of a worker), but has not proven it."""
 
 
 STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (

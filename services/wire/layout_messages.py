@@ -95,7 +95,8 @@ def topology_to_wire(topology: Topology) -> workers_pb2.Topology:
 
 
 def topology_from_wire(wire: workers_pb2.Topology) -> Topology:
-    """Convert a message to a topology. A dimension that is not given counts as 1.
+    """Convert a message to a topology (ranks per parallel dimension). A dimension that is not given counts as
+    1.
 
     Raises Malformed if it has more ranks than a worker may have.
     """

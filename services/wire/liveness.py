@@ -37,7 +37,8 @@ async def is_listening(address: str) -> bool:
 
 
 class LivenessProbe:
-    """Probe that asks a process over gRPC for its incarnation."""
+    """Probe that finds out whether a certain process still answers, by asking it over gRPC for its
+    incarnation."""
 
     def __init__(
         self, channels: Channels, listening: Callable[[str], Awaitable[bool]] = is_listening

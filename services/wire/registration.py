@@ -80,7 +80,8 @@ def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None
 
 
 def process_from_wire(name: str) -> str:
-    """Check the name of a process that serves both prefill and decode. Raises Malformed."""
+    """Check the process name that the two workers of a process for both prefill and decode share. Raises
+    Malformed."""
     return name_from_wire(name, "process")
 
 

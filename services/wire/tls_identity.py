@@ -33,7 +33,11 @@ class Identity:
 
     @staticmethod
     def of(files: TlsFiles | None) -> "Identity | None":
-        """Return the TLS identity read from `files`, or None for plain connections. Raises StartupError."""
+        """Return the TLS identity of this process, read from the files `files`. None for plain connections,
+        if `files` is None.
+
+        Raises StartupError.
+        """
         return None if files is None else Identity(files)
 
     def version(self) -> int:
