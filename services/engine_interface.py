@@ -130,7 +130,8 @@ class Proposal:
     wanted: int = 0
     """Most tokens that the draft model should draft next. Set by the worker before a step."""
     over: bool = False
-    """Whether drafting is over: the sequence has ended, or the draft model cannot read it."""
+    """Whether the draft model drafts no more for this sequence: the sequence has ended, or it has a token
+    that the draft model lacks."""
     spent_us: int = 0
     """Microseconds by which the draft model delayed the last step, for all its sequences together."""
     draft_us: int = 0

@@ -35,15 +35,13 @@ from baton.runtime.model_options import POSITIONS_MAX
 from baton.sampling.draft_rows import split_drafts
 
 STRIP: Final = 32
-"""Numbers that the compiled step processes at once. It requires hidden and head sizes that are multiples of
+"""Number of elements that the compiled step processes at once. Hidden and head sizes have to be multiples of
 it."""
 HEAD_STRIPS: Final = 8
 """Largest size of an attention head that the compiled step supports, in strips of STRIP numbers."""
 HALF: Final = 16
-"""Most feed-forward gates that the compiled step computes together.
-
-It requires a feed-forward width that is a multiple of it.
-"""
+"""Number of feed-forward gates that the compiled step computes together. The feed-forward width has to be a
+multiple of it."""
 SIDE: Final = 4
 """Number of which the tokens per page have to be a multiple, so that the compiled step can read the pages."""
 GROUP_MIN: Final = min(GROUPS)

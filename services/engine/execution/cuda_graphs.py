@@ -39,16 +39,15 @@ Replay = Callable[[], object]
 PAGES_MIN: Final = 8
 """Number of pages that each row has in the smallest batch shapes."""
 TOKENS_MAX: Final = 2**16
-"""Most tokens in the pages of a batch shape, padding included.
-
-One layer's keys and values of that many tokens are allocated.
-"""
+"""Most tokens that the pages of all rows of a batch shape may hold. Memory for one layer's keys and values of
+so many tokens is allocated."""
 WARM_UPS: Final = 3
 """Number of runs before a capture, in which libraries choose kernels and allocate memory."""
 
 
 class Recorder(Protocol):
-    """Records a sequence of GPU calls, so that it can be repeated with other inputs."""
+    """Records a sequence of GPU calls, such as those of a decode step, so that it can be repeated on other
+    inputs."""
 
     def record(self, work: Callable[[], object]) -> Replay:
         """Run `work` and return a function that repeats it on the current contents of its tensors.
@@ -202,7 +201,8 @@ class GraphRunner(StatelessRunner):
         )
 
     def _load(self, shape: BatchShape, rows: abc.Sequence[Row]) -> None:
-        """Copy the numbers of `rows` to the input tensors of the calls recorded for `shape`.
+        """Copy the tokens, positions and page tables of `rows` to the tensors that the calls recorded for
+        `shape` read.
 
         The previous step has ended by then, so nothing reads the overwritten numbers.
         """

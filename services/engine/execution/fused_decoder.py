@@ -18,7 +18,7 @@ from baton.engine.execution.model_structure import LayerStructure, ModelStructur
 from baton.engine.execution.paged_attention import PagedAttention
 
 FEW_ROWS: Final = 64
-"""Most rows of a step in which launching the calls on a CPU takes longer than computing them."""
+"""Most rows of a step for which a CPU takes longer to launch the decoder's calls than to compute them."""
 
 
 class RmsNorm:

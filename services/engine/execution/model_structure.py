@@ -18,7 +18,7 @@ from baton.engine.execution.attention_span import LayerAttention
 
 MODEL: Final = {"embed_tokens", "layers", "norm", "rotary_emb"}
 TEXT: Final = "language_model"
-"""Name of the language model among the modules of a multimodal model, whose other parts are dropped."""
+"""Attribute name of the language model in transformers' multimodal models, whose other parts are dropped."""
 LAYER: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}

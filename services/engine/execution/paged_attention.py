@@ -26,7 +26,8 @@ from baton.engine.execution.step_plan import AttentionMetadata, ContinuedRow, De
 from baton.engine.kv_cache import PagedKvCache
 
 BLOCK: Final = 128
-"""Prompt tokens that attend at once on a CPU: enough to multiply well, few enough to skip most later keys."""
+"""Number of a prompt's tokens that attend together on a CPU: enough to multiply well, few enough to skip most
+later keys."""
 
 
 class AttentionFunction(Protocol):

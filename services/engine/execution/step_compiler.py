@@ -84,7 +84,8 @@ class Build:
 
     @property
     def block(self) -> int:
-        """Number of a weight's output rows that are stored side by side: two vectors of float32."""
+        """Number of a weight's output rows that are stored as one block: as many as two of the CPU's vectors
+        hold in float32."""
         return 32 if set(AVX512) <= set(self.needs) else 16
 
     @property

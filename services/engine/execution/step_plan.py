@@ -39,7 +39,8 @@ class AttentionMasks:
         self._made: dict[AttentionSpan | None, torch.Tensor] = {}
 
     def of(self, span: AttentionSpan | None) -> torch.Tensor:
-        """Return the mask for `span`. A span that hides no key of the mask is treated as no span."""
+        """Return the mask for `span`, made at its first use. A span too long to hide any key is treated as
+        None."""
         if span is not None and not span.binds(self._width):
             span = None
         if span not in self._made:
@@ -55,7 +56,8 @@ class DecodeGroup:
     end: int
     """Index behind the last of these rows' tokens in the flat batch. The rows' tokens are [begin, end)."""
     pages: torch.Tensor
-    """Page ids of all rows, row after row, the same count for each row. Argument of the cache's `read`."""
+    """Page ids of all rows, row after row, with the same number of pages for each row. Argument `pages` of
+    the cache's `read`."""
     buffer: torch.Tensor
     """Tensor into which the cache's `read` copies pages, reused in each layer.
 
@@ -93,7 +95,8 @@ class ContinuedRow:
     """Keys [kv heads, S, head_dim] of all S tokens up to the row's last one, in the layer just read."""
     values: torch.Tensor
     masks: AttentionMasks
-    """Attention masks [tokens, S]. Not used on a CPU, which attends in blocks and makes masks for those."""
+    """Attention masks [tokens, S] of this row's tokens. Not used on a CPU, which attends in blocks with masks
+    of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,10 +337,9 @@ def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: Page
 def _read_buffer(
     pages: torch.Tensor, matrices: int, cache: PagedKvCache
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return an empty tensor into which the cache's `read` copies `pages`, and views of its keys and its
-    values.
+    """Return an empty buffer for the contents of `pages`, and views of the keys and of the values in it.
 
-    Each view consists of `matrices` matrices.
+    The cache's `read` fills the buffer. Each view has the shape of `matrices` matrices.
     """
     entries = cache.group.page_tokens * cache.head_dim
     buffer = cache.tensor.new_empty(cache.planes, len(cache.group.heads), len(pages), entries)

@@ -24,7 +24,7 @@ FACTORS: Final = ("rope_factors_long", "rope_factors_short")
 """Prefixes of the names of tensors that divide rotary frequencies, for long and for short sequences. They are
 no weights."""
 LENGTHS: Final = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
-"""Keys of factors that scale the length of rotated vectors. transformers has no setting for them."""
+"""GGUF keys of factors that scale rotated queries and keys. transformers has no setting for them."""
 YARN: Final = "yarn"
 YARN_SETTINGS: Final[Mapping[str, tuple[str, float]]] = {
     "rope.scaling.original_context_length": ("original_max_position_embeddings", 0),

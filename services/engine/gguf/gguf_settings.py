@@ -62,8 +62,8 @@ class Rule:
     The first one that the configuration's class declares counts.
     """
     plain: tuple[Any, ...] = ()
-    """Values of the setting that have no effect on results. They are accepted even if the transformers
-    configuration has no attribute for the setting."""
+    """Values of the setting that have no effect on results. Accepted even if the configuration has no
+    attribute for the setting."""
     read: Callable[[Any], Any] | None = None
     """Function (transformers configuration) that returns the value that the model has for the setting. Used
     instead of `names`."""

@@ -28,17 +28,20 @@ OTHER_NAMES: Final = {
     **dict.fromkeys(("stablelm2", "grok-2", "hunyuan", "solar-open"), "qwen2"),
     **dict.fromkeys(("chatglm-bpe", "glm4", "glm5"), "llama3"),
 }
-"""Names under which the transformers library knows a split, by its llama.cpp name, if they differ."""
+"""Name that the transformers library uses for a text split, by the llama.cpp name, where the two differ."""
 LLAMA3: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"})
 BEGUN: Final = LLAMA3 | {"falcon3", "falcon-h1", "tekken"}
-"""Names of splits of models whose texts begin with a start token, unless the file says otherwise."""
+"""Names of the text splits of models whose inputs begin with a start token, unless the GGUF file says
+otherwise."""
 WHOLE_FIRST: Final = BEGUN | {"glm4", "glm5"}
-"""Names of splits with which a piece that is itself a token becomes that token, without merges."""
+"""Names of the text splits with which a piece that is a token as a whole becomes this token, without
+byte-pair merges."""
 PROBE: Final = "It's 3  o'clock:\n\t x = [1, 22,   345];\r\n\n 汉字 Ünï-çødé, naïve!!  \n"
 
 
 def split_of(header: Any) -> str | None:
-    """Return the name of the split that a GGUF `Header` states, or None if it is unknown."""
+    """Return the llama.cpp name of the text split that a GGUF `Header` states. None if no implementation of
+    that split is known."""
     name: str | None = header.of_tokenizer("pre") or OF_OLD.get(header.architecture)
     known = AS_GPT2 | DIGITS_APART | _of_the_library().keys()
     return name if OTHER_NAMES.get(name or "", name) in known else None

@@ -67,13 +67,15 @@ ROUNDING: Final = {"float32": 1e-5, "bfloat16": 0.004}
 """Largest accepted relative difference of queries, keys and values in the first layer, in which hardly
 anything is rounded, by number format."""
 CONTRAST: Final = 4
-"""Least factor by which wrong positions must differ more than right ones in the first layer."""
+"""Factor in the check of positions. In the first layer, results at wrong positions have to differ at least so
+many times as much as those at right ones."""
 PROBED: Final = 8
 """Number of tokens in the small forward pass that checks a model."""
 
 
 def probe_positions(context_length: int) -> torch.Tensor:
-    """Return the positions of the test pass's tokens: a later chunk, and then a beginning.
+    """Return the positions of the tokens in the test pass: a later chunk of one sequence, then the beginning
+    of another.
 
     No position is the one that counting from 0 would give.
     """
@@ -290,7 +292,8 @@ def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def cached_windows(config: Any) -> dict[int, int]:
-    """Return the windows of layers of which the cache of transformers stores only some tokens, by layer.
+    """Return sliding windows in tokens, by layer, of layers of which transformers' own KV cache stores only
+    the last tokens.
 
     Masks of some implementations allow more tokens than that, for example Moshi's.
     """

@@ -85,7 +85,7 @@ class LibraryModel:
         else:
             self.geometry, self.attention, width = self._check_row_by_row(self.definition)
         self.spans = {layer: each.span for layer, each in self.attention.items() if each.span is not None}
-        """Attention spans by layer id, for layers whose tokens do not attend to the whole context."""
+        """Attention span by layer id, for the layers whose tokens attend to only a part of the context."""
         self.vocab_size: int = width
         self.weight_bytes: int = _bytes_read(module)
         """Bytes of weights that every step reads, whatever its rows are."""

@@ -17,7 +17,8 @@ CAUSE: Final = re.compile(
     r"^\w+(?:Error|Exception): (.+)\n.*\nError.* (?:destined for|processing parameter) (\S+?)(?:\. .*)?$",
     re.MULTILINE,
 )
-"""Pattern that finds an error in transformers' report on weights, and the weight for which it occurred."""
+"""Pattern with two groups for transformers' report on weights: an error's text, and the weight for which it
+occurred."""
 
 
 class LoadReport(logging.Filter):

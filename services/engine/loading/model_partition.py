@@ -43,7 +43,8 @@ GATHERED: Final = ("colwise_gather_output", "colwise_rep")
 Those of the model's head are joined on the rank that samples.
 """
 SPREAD: Final = ("rowwise_split_input", "rowwise_rep")
-"""Tensor-parallel styles of linear layers that are divided by rows and whose input was joined before."""
+"""Tensor-parallel styles of linear layers that are divided by rows although their input is whole, so that
+each rank takes its part of the input."""
 PACKED_COLUMNS: Final = "packed_colwise"
 PACKED_ROWS: Final = "packed_rowwise"
 """Tensor-parallel style of one weight that contains two, gate and up, each divided by rows.
@@ -64,11 +65,12 @@ WHOLE: Final = (
 )
 """Tensor-parallel styles of modules that are replicated: every rank computes them whole."""
 STAGED: Final = ("embed_tokens", "layers", "norm")
-"""Pipeline plan for a transformers implementation that has no plan of its own and consists of these
-modules."""
+"""Names of the modules of a transformers implementation that can be divided into pipeline stages without a
+plan of its own."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
 QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
-"""Names of query projections. An attention that is divided by heads has one of them."""
+"""Names that transformers implementations use for the query projection, alone or joined with keys
+and values."""
 ALL_HEADS: Final = "qkv_proj"
 """Name of a projection that joins queries, keys and values, in this order."""
 PAIR: Final = "gate_up_proj"
@@ -328,8 +330,11 @@ def _tensor_plan(name: str, module: Any, head_dim: int) -> dict[str, str]:
 
 
 def _common_plan(text: Any, plan_entries: Mapping[str, str], head_dim: int) -> dict[str, str]:
-    """Return a tensor-parallel plan for the common parts of `text`'s layers that `plan_entries` leaves
-    whole."""
+    """Return the tensor-parallel plan for those attention and feed-forward blocks that the plan
+    `plan_entries` does not divide.
+
+    `text`: the language model. It is made from COMMON.
+    """
     plan: dict[str, str] = {}
     for part, styles in COMMON.items():
         found = [getattr(layer, part, None) for layer in getattr(text, "layers", ())]
@@ -351,8 +356,8 @@ def _parts(part: nn.Module, head_dim: int) -> set[str]:
 
 
 def _experts_plan(module: Any, plan_entries: Mapping[str, str]) -> dict[str, str]:
-    """Return transformers' plan for experts, if the tensor-parallel plan leaves them whole, else an empty
-    one."""
+    """Return transformers' plan that gives each rank some whole experts. Empty if the tensor-parallel plan
+    divides experts itself."""
     experts: dict[str, str] = getattr(text_of(module.config), "base_model_ep_plan", None) or {}
     return {} if plan_entries.keys() & experts.keys() else experts
 

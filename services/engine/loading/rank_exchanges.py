@@ -10,7 +10,8 @@ from baton.engine.loading.rank_shard import RankLink
 from baton.models.model_facts import UnsupportedModel
 
 NEAR: Final = 1e-5
-"""Relative and absolute tolerance within which an RMS norm computed in another order counts as the same."""
+"""Relative and absolute tolerance for equality of an RMS norm's results, if the sum is computed in another
+order."""
 
 
 class RowParallelLinear(nn.Module):
@@ -108,7 +109,8 @@ class MissingEmbedding(nn.Module):
 
 
 class SkippedLayer(nn.Module):
-    """Placeholder of a layer that is on another pipeline stage. It has the attributes of that layer."""
+    """Placeholder of a layer that is computed on another pipeline stage. Its attributes are those of the
+    layer that it replaces."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -125,8 +127,11 @@ class SkippedTail(nn.Module):
     """Placeholder of a module that follows the last layer, on a pipeline stage without that module."""
 
     def __init__(self, name: str, last: nn.Module) -> None:
-        """Watch `last`, the stage's last layer, so that a use before it raises an error. `name`: name of the
-        model."""
+        """Register a hook on `last`, the stage's last layer, so that using this module before that layer
+        raises an error.
+
+        `name`: name of the model.
+        """
         super().__init__()
         self._name = name
         self._passed = False

@@ -12,7 +12,8 @@ from baton.engine.loading.text_model import text_of
 from baton.models.model_facts import UnsupportedModel
 
 BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
-"""Pairs of longrope settings: one for lengths up to the original context, one for longer sequences."""
+"""Pairs of longrope settings that exclude each other: one for sequences up to the original context, one for
+longer ones."""
 
 
 def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
@@ -38,7 +39,8 @@ def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
 
 
 def _rotations(text: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rotary settings of a configuration: those of all layers, or those of each layer type."""
+    """Yield the rotary settings of a configuration as dictionaries: one for all layers, or one for each layer
+    type."""
     settings = getattr(text, "rope_parameters", None) or {}
     yield from (
         each for each in (settings, *settings.values()) if isinstance(each, dict) and "rope_type" in each

@@ -102,8 +102,8 @@ def _geometry(name: str, kind: str, cache: RecordedCache, layers: int, passes: i
 def _compute_the_end(
     definition: LibraryDefinition, geometry: Geometry, context_length: int, tokens: torch.Tensor
 ) -> None:
-    """Compute the last positions of the context. The transformers implementation raises if its position
-    tables are shorter."""
+    """Compute a few tokens at the last positions of the context. The transformers implementation raises if
+    its tables of positions are shorter."""
 
     def store(_: int, keys: torch.Tensor, __: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         zeros = keys.new_zeros(1, 1, 1, 1).expand(1, geometry.kv_heads, context_length, geometry.head_dim)

@@ -49,8 +49,8 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 QUANTIZED_TOLERANCES: Final = {**TOLERANCES, "bfloat16": 0.03}
-"""Largest accepted relative differences with quantized weights, which are multiplied in float32, by number
-format."""
+"""Largest accepted relative difference of a compiled step with quantized weights, by number format. It
+multiplies in float32, so less is accepted."""
 ROUNDINGS: Final = 2
 """Factor of the tolerance for rounding, which applies if it exceeds the fixed tolerance.
 
@@ -159,8 +159,8 @@ def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFo
 
 
 def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> list[torch.Tensor]:
-    """Return the results of the test steps by the transformers implementation over our pages. Raises
-    UnsupportedModel."""
+    """Return the results of the test steps as the transformers implementation computes them over our pages.
+    Raises UnsupportedModel."""
     try:
         return comparison_results(model, library, kv)
     except torch.OutOfMemoryError:
@@ -173,10 +173,11 @@ def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> li
 
 
 def _reference(model: LibraryModel, kv: KvGroup, defined: list[torch.Tensor]) -> Reference:
-    """Return the transformers implementation's results in float32, with only keys and values rounded as pages
-    store them.
+    """Return the test steps' results by the transformers implementation in float32, the reference for faster
+    executions.
 
-    `defined`: its results in the model's own format. Raises UnknownStructure.
+    Only keys and values are rounded, as pages store them. `defined`: the implementation's results in the
+    model's own format. Raises UnknownStructure.
     """
     if model.dtype == EXACT and model.quantized is None:
         return Reference(defined, TOLERANCES[EXACT])

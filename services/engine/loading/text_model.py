@@ -21,8 +21,8 @@ MAKERS: Final = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
 )
-"""Classes of transformers that load a model, by the configuration classes they know. The first match is
-used."""
+"""Pairs of a table of configuration classes and the transformers class that loads models of these. The first
+match is used."""
 
 
 def text_of(config: Any) -> Any:

@@ -250,8 +250,8 @@ class WeightFiles:
         return self._stored(name).whole().clone()
 
     def pending(self) -> "dict[str, PendingWeight]":
-        """Return all weights by name, each of which is read when it is indexed, as the transformers library
-        expects."""
+        """Return all weights by name as transformers expects them: a weight is read from its file only when
+        it is indexed."""
         plain = {name: PendingWeight(partial(self._copied, name)) for name in self.table.plain}
         packed = {
             name: PendingWeight(partial(self._dequantised, name, each, tuple(map(range, each.shape))))

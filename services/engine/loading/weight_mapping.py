@@ -56,7 +56,8 @@ class Weights(Protocol):
 
 
 class Source(Protocol):
-    """A node in the tree that makes a parameter: a weight in a file, or several joined ones."""
+    """Node of a tree that describes how a parameter is made from the weights in a model's files. Leaves are
+    single weights."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -65,7 +66,7 @@ class Source(Protocol):
         """Names of the weights in the model's files from which this source is made."""
 
     def into(self, out: torch.Tensor, box: Box) -> None:
-        """Copy the numbers at the indices in `box` to `out`, which has the shape of `box`. Raises
+        """Copy the source's numbers at the indices in `box` to `out`, which has the shape of `box`. Raises
         ModelUnreadable."""
 
 
@@ -247,7 +248,8 @@ class ConvertedParameter:
 
 
 Parts = dict[str, list[Source]]
-"""Sources made so far in a conversion of weights, by the name patterns of transformers' converter."""
+"""Sources made so far while a parameter's conversion is followed, by the name patterns of transformers'
+converter."""
 
 
 def sources_of(module: Any, weights: Weights) -> dict[str, Source]:
@@ -361,7 +363,8 @@ def _deinterleaved(operation: Any, parts: Parts, making: ConvertedParameter) -> 
 
 
 def _same_shapes(parts: Sequence[Source], beside: int | None = None) -> tuple[Source, ...]:
-    """Return `parts` if they have the same shape, except in the dimension `beside`. Raises ShapesDiffer."""
+    """Return `parts`, which are to be joined. Raises ShapesDiffer unless their shapes agree in all dimensions
+    but `beside`."""
     shapes = [[size for dim, size in enumerate(part.shape) if dim != beside] for part in parts]
     for part, shape in zip(parts, shapes, strict=True):
         if shape != shapes[0]:

@@ -115,7 +115,8 @@ class CheckpointTensors:
         return self._part(name) if name in self._types else None
 
     def _scaled(self, name: str) -> PackedWeight | None:
-        """Return the quantized weight `name` with its scales, or None if it has no scales."""
+        """Return the quantized weight `name`, made of its codes and its scales. None if the checkpoint has no
+        scales for it."""
         scale = self._if_there(f"{name}_scale_inv") or self._if_there(f"{name}_scale")
         if scale is None:
             return None

@@ -19,7 +19,7 @@ LARGEST: Final = {8: 127, 4: 15}
 """Largest value of a quantized code, by the bits of a code. Codes of 8 bits are signed, those of 4 bits are
 not."""
 MIDDLE: Final = 8
-"""Code of 4 bits that stands for the number 0, in weights without least numbers."""
+"""The 4-bit code that stands for 0 in a weight that stores no least number for its groups."""
 ROWS_A_TIME: Final = 1024
 """Rows of a weight that are quantized or dequantized at once, which bounds the memory for intermediate
 results."""
@@ -40,7 +40,7 @@ class QuantizedWeight:
     least: torch.Tensor | None = None
     """Number for which code 0 stands in each group, [outs, groups], in the dtype of the scales.
 
-    None if it is 0, or with 4 bits -8 times the scale.
+    None if it needs no storage: 0 with codes of 8 bits, -8 times the scale with codes of 4 bits.
     """
     group: int = GROUP
 
@@ -114,7 +114,8 @@ def _coded(weight: torch.Tensor, bits: int) -> QuantizedWeight:
 
 
 def _half(numbers: torch.Tensor, *, up: bool) -> torch.Tensor:
-    """Return the nearest float16 numbers that are not less (`up`), or not more. Raises NotQuantizable."""
+    """Round numbers to float16, away from the nearest one if needed: upwards if `up`, else downwards. Raises
+    NotQuantizable."""
     half = numbers.half()
     if not bool(torch.isfinite(half).all()):
         raise NotQuantizable("its numbers are too large for scales in float16")

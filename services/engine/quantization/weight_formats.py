@@ -345,7 +345,8 @@ class Mxfp4Experts:
 
 
 def _fp4(codes: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of packed 4-bit codes, twice as many as bytes in the last dimension."""
+    """Unpack bytes of two 4-bit codes each (E2M1), and return the numbers that they stand for. The last
+    dimension doubles."""
     codes = codes.view(torch.uint8)
     both = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
     return torch.tensor(FP4)[both.int()]
@@ -366,9 +367,10 @@ def _integers(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _groups(groups: int, size: int, group_of: TensorSource | None) -> torch.Tensor:
-    """Return the group index of each of `size` numbers. Raises PartsMismatch.
+    """Return the index of the group to which each of `size` neighbouring numbers belongs. Raises
+    PartsMismatch.
 
-    `groups`: number of groups. `group_of`: stored group indices, or None if the numbers of a group are
+    `groups`: number of groups. `group_of`: group indices from the file, or None if the numbers of a group are
     neighbours.
     """
     if group_of is not None:
