@@ -46,8 +46,8 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Options of a command that reads the bootstrap's pages, as typed. None stands for an option that is not
-    given."""
+    """Options that name the bootstrap, as typed for a command that reads its pages. None stands for an option
+    that is not given."""
 
     url: str | None = None
     admin_api_key_file: str | None = None

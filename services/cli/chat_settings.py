@@ -15,7 +15,7 @@ TEMPERATURE: Final = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """Settings of `baton chat`: the server, and the parameters of its requests."""
+    """Command-line settings of `baton chat`: the server, and the sampling parameters of its requests."""
 
     url: str = setting(DEFAULT_URL, "Where the server is, with or without /v1.", URL)
     system: str = setting("", "Instruction put before the conversation.", TEXT)

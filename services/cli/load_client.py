@@ -34,7 +34,8 @@ class Response:
     sent: float
     status: int = 0
     reads: list[tuple[float, bytes]] = field(default_factory=list)
-    """Parts of the response body, each with the time at which it was read, in seconds."""
+    """Chunks of the response body, each with the time at which it was read, in seconds of
+    `time.perf_counter`."""
 
     @property
     def body(self) -> bytes:
@@ -42,7 +43,7 @@ class Response:
 
 
 def connect(url: str, api_key: str = "", timeout_s: float = 600.0) -> httpx.AsyncClient:
-    """Return an HTTP client for the server at `url`, with or without `/v1`. Raises ValueError and
+    """Return an HTTP client for the server at `url`, with or without `/v1` at its end. Raises ValueError and
     StartupError."""
     try:
         base = httpx.URL(base_of(url if "://" in url else f"http://{url}"))

@@ -116,8 +116,8 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
     ("baton_build_info", "rank"): "`0` leads",
     ("baton_http_requests_total", "route"): "path templates that are served, or `none`",
 }
-"""Description of the values of each label whose values are unknown before a process runs, by (metric, label).
-"""
+"""Description of the values of a label, by (metric, label). Listed are labels whose values are unknown before
+a process runs."""
 
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}

@@ -17,7 +17,7 @@ ALL: Final = frozenset(TYPES)
 NONE: Final = frozenset[str]()
 
 Types = frozenset[str]
-"""Set of JSON types, such as "object", of which some finite value may fit a schema."""
+"""Type of a set of JSON type names, such as "object", of which some finite value may fit a schema."""
 
 
 def has_finite_value(schema: Any) -> bool:
@@ -31,12 +31,14 @@ def has_finite_value(schema: Any) -> bool:
 
 
 class _Search:
-    """Search for the types of finite values that fit one JSON schema, including its definitions."""
+    """Search that finds which JSON types have finite values that fit one schema and each of its
+    definitions."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[str, Types] = {}
-        """Types of finite values found so far for the target of each `$ref`, by the reference."""
+        """JSON types for which a finite value was found so far in the target of each `$ref`, by the text of
+        the `$ref`."""
         self._looked_at: set[str] = set()
         """`$ref` texts that the current pass over the schema has followed already, so that it does not follow
         them again."""

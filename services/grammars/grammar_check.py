@@ -44,7 +44,8 @@ It is smaller than a worker's, which has 8 MiB, or 2 MiB if there is no limit. S
 there.
 """
 MEMORY_BYTES: Final = 2**29
-"""Most bytes of address space that the checking process may add to its size before the first grammar."""
+"""Most bytes by which the address space of the checking process may grow after it is ready for the first
+grammar."""
 TOO_LONG: Final = "it takes too long to compile"
 TOO_COMPLEX: Final = "it is too complex to compile"
 TOO_COSTLY: Final = "it is too costly to follow"

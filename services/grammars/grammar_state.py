@@ -18,9 +18,10 @@ MASK_S: Final = 0.003
 Most masks take a hundredth of it.
 """
 BURST_S: Final = 0.1
-"""CPU time that all masks of an output together may take in addition to their average, in seconds."""
+"""CPU time in seconds that all masks of one output may take in addition to MASK_S for each token."""
 FORCED_S: Final = 0.001
-"""CPU time for finding forced tokens, in seconds per output token, averaged over an output."""
+"""CPU time in seconds, for each token of an output, that may be spent on finding tokens that the grammar
+forces."""
 
 
 class GrammarLost(Exception):

@@ -8,7 +8,8 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 BY_NAME: Final = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
-"""JSON schema keywords whose value is an object of subschemas, by names that are no keywords."""
+"""JSON schema keywords whose value is an object of named subschemas, such as `properties`. The names are no
+keywords."""
 SINGLE: Final = frozenset(
     {"items", "additionalItems", "contains", "additionalProperties", "propertyNames"}
     | {"if", "then", "else", "not", "unevaluatedItems", "unevaluatedProperties"}

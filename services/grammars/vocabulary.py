@@ -60,8 +60,10 @@ class _SpellingTokenizer:
     bos_token_id: Final = None
 
     def __init__(self, recognizing: LLTokenizer) -> None:
-        """Prepare the attributes from `recognizing`, a tokenizer that turns the text of added tokens into
-        these."""
+        """Prepare the attributes that llguidance reads.
+
+        `recognizing`: tokenizer that, unlike this one, turns the text of an added token into that token.
+        """
         self._recognizing = recognizing
         every = range(recognizing.vocab_size)
         self.tokens = [recognizing.decode_bytes([token]) for token in every]

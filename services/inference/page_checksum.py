@@ -39,8 +39,8 @@ class PageSummer:
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
         self._page_tokens = 1 if pages.group.encoding == PLAIN else pages.group.page_tokens
-        """Number of tokens that the checksum treats as one position: 1, or a whole page if pages have an
-        encoding."""
+        """Number of tokens that the checksum treats as one position: 1, or a page's tokens if the engine has
+        its own page encoding."""
         self._group = group = summed_group(pages.group)
         device = pages.tensor.device
         (vector_bytes,) = set(map(group.vector_bytes, group.planes))

@@ -35,7 +35,8 @@ NONE: Final[abc.Mapping[type[LogitsNotFinite] | type[GrammarUnsatisfied], float]
     LogitsNotFinite: -1.0,
     GrammarUnsatisfied: -2.0,
 }
-"""Negative numbers that are sent in place of a token id if none could be sampled, by the reason."""
+"""Negative number that is sent to the other ranks in place of a token id, by the reason why no token could be
+sampled."""
 PROPOSAL_NUMBERS: Final = 2 + PROPOSED_MAX
 """Count of numbers that are sent for one proposal: token count, forced count, then the draft tokens."""
 
@@ -181,9 +182,10 @@ def _numbers_of(drawn: DrawResult, count: int | None) -> list[float]:
 
 
 def _draws(received: abc.Iterator[float], count: int | None) -> abc.Iterator[DrawResult]:
-    """Yield sampled tokens read from `received`, without end. The caller takes as many as were sent.
+    """Yield one sampling result after the other, decoded from the numbers `received`. The caller takes as
+    many as were sent.
 
-    `count`: log-probabilities of each token, or None.
+    `count`: number of log-probabilities sent with each token, or None.
     """
     while True:
         yield _token(received, count)

@@ -249,8 +249,8 @@ class StepEngine:
         self.runner.record()
 
     def prepare(self, rows: abc.Sequence[Row]) -> None:
-        """Prepare the pages of `rows` before the runner computes. An engine whose pages need that overrides
-        it."""
+        """Prepare the pages of `rows` before the runner computes. Does nothing here. Engines override it if
+        they need it."""
 
     def _check_ids(self, row: Row) -> None:
         for token in row.fed:

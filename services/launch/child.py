@@ -55,8 +55,8 @@ class Child:
         self.name = name
         self.pid: Final = process.pid
         self.exit_secret = b""
-        """Secret that proves a report of this process's exit. If it is empty, the bootstrap accepts no
-        report."""
+        """Secret whose possession proves a report of this child's exit to be its starter's. If empty, the
+        bootstrap accepts no report."""
         self.hidden_lines: deque[str] = deque(maxlen=HIDDEN_LINES_MAX)
         """Lines of the child's output that were not shown, since the last shown line. At most
         HIDDEN_LINES_MAX, oldest first."""
@@ -107,7 +107,8 @@ class Child:
 
 
 async def lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Yield the lines of a stream, cut to LINE_BYTES_MAX bytes, with undecodable bytes replaced."""
+    """Yield the lines of a child's output stream, cut to LINE_BYTES_MAX bytes, with undecodable bytes
+    replaced."""
     rest = b""
     while chunk := await reader.read(CHUNK_BYTES):
         *whole, rest = (rest + chunk).split(b"\n")

@@ -24,9 +24,11 @@ STAT: Final = {
     "env_start": 50,
     "env_end": 51,
 }
-"""Numbers, counted from 1, of the fields of proc_pid_stat(5) whose values the prctl call has to repeat."""
+"""Field numbers in proc_pid_stat(5), counted from 1, of the values that the prctl call has to repeat, by the
+value's name."""
 NAME_FIELDS: Final = 2
-"""Number of fields of proc_pid_stat(5) up to the program's name, which may contain any character."""
+"""Number of fields of proc_pid_stat(5) up to the program's name, which needs care because it may contain any
+character."""
 
 
 class _MemoryMap(ctypes.Structure):

@@ -118,8 +118,8 @@ class ServeStack:
         self._screen = screen
         self._fork_server = fork_server
         self._exit_files = Path()
-        """Folder of exit files. By its file a worker's launcher reports the exits that an earlier launcher
-        left behind."""
+        """Folder of the workers' exit files. With such a file a worker's launcher reports the exits that an
+        earlier launcher left behind."""
 
     async def serve(self, shutdown: asyncio.Event) -> int:
         """Run the stack until `shutdown` is set. Return the exit code. Raises StartupError."""

@@ -49,7 +49,8 @@ NEEDED_WORKERS: Final = {
     "decode_tp": "decode",
     "prefill_weight": "both",
 }
-"""Settings that have an effect only on some workers, each with the setting that starts such workers."""
+"""Settings of `baton serve` that have an effect only on some workers. Each is listed with the setting that
+starts such workers."""
 
 INSTEAD: Final[Mapping[str, str]] = {
     "tp": "--prefill-tp and --decode-tp",
@@ -129,7 +130,7 @@ class ServeSettings:
 
 
 def passed_on() -> dict[str, tuple[Setting, ...]]:
-    """Return the services' settings that `baton serve` passes on, grouped by the services that get them.
+    """Return the settings that `baton serve` passes on to services, as tuples by the services that get them.
 
     A worker that serves both sides gets all settings of both sides.
     """

@@ -52,7 +52,8 @@ class StackCommand:
     flags: tuple[str, ...]
     """Flags of the command and their values, alternating."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables for settings that have no flag or may not appear in a command line."""
+    """Environment variables with the process's settings that have no flag, or are secrets and may not appear
+    in a command line."""
     computes: bool = False
     """Whether the process loads the model itself. A launcher and the bootstrap do not."""
 
@@ -236,7 +237,8 @@ def _part(settings: AnyWorker, gpus: Gpus) -> StackCommand:
 def _load(
     cls: type[Service], flags: Flags, environ: Mapping[str, str], decided: Mapping[str, str]
 ) -> Service:
-    """Return a service's settings, from those given to `baton serve` for it and from `decided`."""
+    """Return a service's settings. They are those that `baton serve` was given for it, and those `decided` by
+    the plan, which win."""
     passed = {each.name for group in passed_on().values() for each in group}
     taken = [each for each in settings_of(cls) if each.name in passed]
     names = [each.name for each in taken]

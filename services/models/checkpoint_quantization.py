@@ -35,7 +35,8 @@ HELP: Final = "take the release in bfloat16, or one in FP8, MXFP4, GPTQ, AWQ or 
 
 
 class UnspecifiedQuantization(Exception):
-    """The configuration does not describe how a weight is stored. The text names the weight or the reason."""
+    """A checkpoint's configuration does not describe how a weight is stored. The text names the weight or the
+    reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class CheckpointQuantization:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Descriptions of the parts of this quantization that are not supported. Empty if all are."""
+        """Descriptions of what Baton does not support in this checkpoint's quantization. Empty if everything
+        is supported."""
         known = METHODS.get(self.method)
         if known is None:
             return (f"weights quantised by {self.method} ({HELP})",)

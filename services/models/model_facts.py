@@ -342,8 +342,8 @@ def _most_positions(directory: Path, config: Json) -> int:
 
 
 def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
-    """Yield the RoPE scalings of all layers or of each layer type: pairs of parameters and the scaling's
-    name."""
+    """Yield the parameters and the name of each RoPE scaling in a configuration: one for all layers, or one
+    for each layer type."""
     stated = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(stated, dict):
         for kind in (stated, *(value for value in stated.values() if isinstance(value, dict))):

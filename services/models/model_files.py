@@ -31,7 +31,7 @@ GGUF_PACKAGES: Final = ("gguf", "accelerate")
 """Python packages that are needed to convert a GGUF file."""
 GGUF_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}$")
 GGUF_PRECISION: Final = re.compile(r"[.-](I?Q\d[\w]*|B?F16|F32)$", re.IGNORECASE)
-"""Pattern of the number format in a GGUF file's name, such as `-Q4_K_M`. It is no part of the model's
+"""Pattern of the number format in a GGUF file's name, such as `-Q4_K_M`, which is left out of the model's
 name."""
 
 

@@ -42,7 +42,8 @@ OTHER_WEIGHTS: Final = (
     ("*.onnx", "weights of another library: take the release that transformers loads"),
     ("*.h5", "weights of another library: take the release that transformers loads"),
 )
-"""Glob patterns of weight files that cannot be read, with advice for each. The first that matches is used."""
+"""Pairs of a glob pattern of weight files that cannot be read, and advice for the user. The first match is
+used."""
 
 
 def refuse_by_files(directory: Path, name: str, missing: MissingFeatures) -> None:
@@ -135,16 +136,22 @@ TYPES: Final[Mapping[str, str]] = {
     "command-r": "cohere",
     "gpt-oss": "gpt_oss",
 }
-"""Model types of the transformers library, by the GGUF architecture, where the two names differ."""
+"""Model type of the transformers library, by the GGUF architecture, for architectures with another name
+there."""
 LAYERS: Final[Mapping[str, Json]] = {"lfm2": {"layer_types": ["conv"]}}
 """Configurations of layers, by the GGUF architecture, where the architecture alone shows them."""
 UNREAD: Final = frozenset({"gpt-oss", "deci"})
 """GGUF architectures that the transformers library lists, but whose files it cannot read."""
 SCALARS: Final[Mapping[int, int]] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a scalar value in a GGUF file, by the number of its type there."""
+"""Most header fields of a GGUF file that are read to identify the model. The fields that identify it are
+among the first."""
 STRING, ARRAY = 8, 9
 KEYS_MAX: Final = 64
-"""Most header fields that are read from a GGUF file. The ones that identify it are among the first."""
+"""Raise UnsupportedModel if the files in `directory` show that the model needs features that are not
+implemented.
+
+The text lists all of them. `name`: name of the model, for the text. Raises ModelUnreadable for damaged files.
+"""
 STRING_BYTES_MAX: Final = 2**20
 
 

@@ -14,11 +14,12 @@ from baton.models.library_types import LIBRARY, drawing_types, known_types, libr
 Json = dict[str, Any]
 
 ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
-"""Model types by other names for them, under which they have the same implementation and configuration."""
+"""Canonical model type, by another name under which the same implementation and configuration are
+published."""
 RECURRENT: Final = ("state_size", "ssm_cfg", "attention_hidden_size", "chunkwise_kernel", "lru_width")
 """Configuration keys that only state-space and recurrent models have (Mamba, RWKV, xLSTM, Griffin).
 
-Their layers keep a state in place of keys and values.
+The layers of such models keep a state in place of keys and values.
 """
 STATES: Final = "state-space or recurrent layers (Mamba, RWKV)"
 DIFFERING: Final = "layers that differ from each other"

@@ -37,8 +37,8 @@ OnOver = Callable[[str], None]
 
 @dataclass(slots=True)
 class Whereabouts:
-    """Position of this rank in the sequence of collectives. The group writes it, and its detector
-    reads it."""
+    """Position of this rank in the sequence of collectives. The rank group updates it, and the rank's failure
+    detector reports it."""
 
     collective: int = 0
     """Number of collectives that this rank has entered."""
@@ -50,8 +50,8 @@ class Whereabouts:
 
 
 class FailureDetector(ABC):
-    """Base class of the leader's and the followers' detectors. It holds the text that says why the group
-    ended."""
+    """Base class of the failure detectors of the leader and the followers. It holds the text that says why
+    the rank group has ended."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
         self.where = where

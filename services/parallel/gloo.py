@@ -253,8 +253,8 @@ class GlooGroup:
         return self._exchange
 
     def _break(self, why: str) -> GroupBroken:
-        """End the group because of this rank, and send the reason to the other ranks. Return the error to
-        raise."""
+        """End the group because this rank cannot go on, and send the reason to the other ranks. Return the
+        error to raise."""
         self._watch.leave(why)
         return GroupBroken(self._broken)
 

@@ -22,9 +22,10 @@ WAIT_UNIT_S: Final = 0.001
 """Resolution of gloo's time-outs, in seconds. Gloo cuts off fractions of it."""
 
 Ended = asyncio.Future[str | None]
-"""Future for the end of the sends and receives under way: an error text, or None if all succeeded."""
+"""Type of a future that is done once all sends and receives have ended. Its result is an error text, or None
+if they succeeded."""
 Works = list[tuple[Any, torch.Tensor]]
-"""Gloo's handles of sends and receives, each with the tensor that it reads or writes."""
+"""Type of a list of pairs: gloo's handle of a send or receive, and the tensor that it reads or writes."""
 
 
 class GlooExchange:

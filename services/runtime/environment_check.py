@@ -22,15 +22,15 @@ class VariableVerdict(StrEnum):
     """What Baton does with an environment variable of a library or platform at the start of a process."""
 
     DROPPED = "dropped"
-    """The variable is removed at the start, with one line on stderr."""
+    """Baton removes the variable from the environment at the start, with one line on stderr."""
     SET = "set"
-    """The variable is set to this project's value, whatever it was before."""
+    """Baton sets the variable to a value of its own, whatever the user or platform has set."""
     BY_OTHERS = "default"
-    """The variable is set to this project's value if it is not set."""
+    """Baton sets the variable to a value of its own, unless the user or platform has set it."""
     IGNORED = "ignored"
-    """The variable has no effect on how this project uses its library."""
+    """The variable is left alone, because it has no effect on how Baton uses its library."""
     HONOURED = "honoured"
-    """The variable has the effect that its library documents."""
+    """Baton leaves the variable alone, and it has the effect that its library documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Family:
     verdict: VariableVerdict
     why: str
     value: str = ""
-    """Value to which these variables are set, if their treatment is SET or BY_OTHERS."""
+    """Value to which Baton sets these variables. Empty for families whose variables it does not set."""
 
 
 FAMILIES: Final = (
@@ -209,10 +209,8 @@ any ending."""
 
 
 def check_interpreter() -> None:
-    """Raise StartupError if this Python runs without docstrings (-OO), which the transformers library needs.
-
-    It also undoes warning filters that PYTHONWARNINGS has set.
-    """
+    """Raise StartupError if Python runs without docstrings (-OO), which the transformers library needs. Also
+    undo the warning filters of PYTHONWARNINGS."""
     if sys.flags.optimize > 1:
         raise StartupError(
             "this Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), which the transformers library"

@@ -66,7 +66,8 @@ class ExitFile:
             raise
         self._boot = BOOT_ID.read_text().strip()
         self.previous: list[ExitRecord] = self._read()
-        """Records of processes that have ended and whose exit was not reported yet, the newest last."""
+        """Records of earlier processes that have ended and whose exit has not been reported yet, the newest
+        last."""
         self._own: list[ExitRecord] = []
 
     def __enter__(self) -> "ExitFile":

@@ -192,8 +192,8 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def multiplies_codes(self) -> bool:
-        """Whether steps multiply by quantized weights directly. That pays if steps are only a few tokens
-        wide."""
+        """Whether this worker's steps should multiply by quantized codes directly, which pays only if steps
+        are a few tokens wide."""
         return False
 
     @property

@@ -96,7 +96,8 @@ class _DraftedSequence:
 
     @property
     def missing(self) -> int:
-        """Number of tokens that the draft model has to compute before it can draft the next one."""
+        """Number of tokens of the sequence that the draft model has not computed. It needs all of them to
+        draft the next token."""
         return self.sequence.length - self.filled
 
 

@@ -13,8 +13,8 @@ from baton.engine_interface import Sequence
 
 @dataclass(slots=True, eq=False)
 class SeenTokens:
-    """The distinct tokens of a sequence up to a position, for the repetition penalty. It is the sampler
-    state."""
+    """Sampler state of a sequence: its distinct tokens up to some position, which the repetition penalty
+    needs."""
 
     stop: int = 0
     """Number of the sequence's known tokens, prompt and then output, that are included so far."""

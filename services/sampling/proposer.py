@@ -20,9 +20,9 @@ class ProposalRequest(NamedTuple):
     sequence: Sequence
     proposal: Proposal
     output: list[int]
-    """All output token ids of the sequence, including those of the step.
+    """All output token ids of the sequence, including those that the step has just sampled.
 
-    Empty if the answer ended or nothing was sampled.
+    Empty if nothing was sampled or the answer has ended.
     """
 
 

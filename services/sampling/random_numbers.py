@@ -12,7 +12,8 @@ import torch
 WORD: Final = 2**64 - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
 SPREAD: Final = -0x61C88647
-"""First multiplier of the hash of a token id: 32 bits, signed, since products keep only their lower bits.
+"""First multiplier of the hash of a token id, as a signed 32-bit number, since products keep only their lower
+bits.
 
 The same holds for FIRST and SECOND.
 """
@@ -27,9 +28,10 @@ BELOW_ONE: Final = 1 - 2**-24
 
 
 def numbers(places: Sequence[tuple[int, int]], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """Return random numbers [places, vocabulary] above 0 and below 1, uniform over seeds, positions and ids.
+    """Return random numbers [places, vocabulary] between 0 and 1, exclusive: one for each token id at each of
+    `places`.
 
-    `places`: pairs of seed and output position.
+    They are uniform over seeds, positions and ids. `places`: pairs of request seed and output position.
     """
     keys = torch.tensor([_halves(*place) for place in places], dtype=torch.int32, device=device)
     bits = torch.arange(vocabulary, dtype=torch.int32, device=device).mul_(SPREAD) ^ keys[:, :1]

@@ -40,9 +40,10 @@ UNITS: Final = 2**52
 
 
 def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[DrawResult]:
-    """Sample one token for each of `sequences` from `logits` [sequences, vocabulary].
+    """Sample one token for each of `sequences` from `logits` [sequences, vocabulary]. Return one result for
+    each, in order.
 
-    An entry is LogitsNotFinite or GrammarUnsatisfied if no token can be sampled.
+    A result is LogitsNotFinite or GrammarUnsatisfied if no token can be sampled.
     """
     if not sequences:
         return []
@@ -81,8 +82,8 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Draw
 
 
 def _likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest score of each row, and the lowest token id that has it. NaN counts as the
-    largest."""
+    """Return the largest score of each row, and the lowest token id that has this score. NaN counts as the
+    largest number."""
     rows, vocabulary = scores.shape
     width = math.gcd(vocabulary, PART_MAX)
     if width < PART_MIN or scores.device.type != "cpu":

@@ -66,7 +66,7 @@ class LabelledHistogram(Collector):
         registry.register(self)
 
     def of(self, label: str) -> LoopHistogram:
-        """Return the histogram of one value of the label."""
+        """Return the histogram for one value of the label, made at its first use."""
         return self._tallies[label]
 
     def observe(self, label: str, value: float) -> None:

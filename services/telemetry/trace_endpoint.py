@@ -60,10 +60,8 @@ def _check_protocol(environ: Mapping[str, str]) -> None:
 
 
 def _tracer(endpoint: str, given_by: str, sample: float, service: str, instance: str) -> Tracer:
-    """Return a tracer that exports to `endpoint`.
-
-    Raises StartupError. Its text omits `endpoint`, which may contain a password.
-    """
+    """Return a tracer that exports to `endpoint`. Raises StartupError, whose text omits `endpoint`, since
+    that may contain a password."""
     if not re.fullmatch(OTLP_URL, endpoint, re.ASCII):
         raise StartupError(
             f"{given_by} is not the address of an OTLP endpoint: give http://host:4317, or https:// for TLS,"

@@ -69,8 +69,8 @@ class MemoryFabric:
         self._due_next = NEVER
         """Next step at which a part of any put lands, or a put fails."""
         self._closed: set[Incarnation] = set()
-        """Closed endpoints whose process still lives. Peers that know its addresses may still
-        write to them."""
+        """Incarnations of closed endpoints whose process still lives. Peers that know their addresses may
+        still write there."""
 
     # ---- called by tests and simulations
 

@@ -39,7 +39,7 @@ class PeerLink:
     leaving: bool = False
     broken: bool = False
     gone: bool = False
-    """Whether the peer or its memory no longer exists, so that no write can land there."""
+    """Whether the peer or its memory no longer exists, so that no write (put) to it can land any more."""
 
 
 @dataclass(slots=True)

@@ -81,7 +81,8 @@ _RANGES: Final[Sequence[tuple[str, Callable[[float], bool], str]]] = (
     ("presence_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
     ("frequency_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
 )
-"""Range check of each sampling parameter: field name, condition, and the allowed range as an error text."""
+"""Range check of each sampling parameter: field name, test that a value has to pass, and the allowed range as
+error texts state it."""
 
 
 def request_to_wire(request: Request, left_s: float | None = None) -> inference_pb2.InferenceRequest:

@@ -69,7 +69,8 @@ async def _end_of(call: grpc.aio.StreamStreamCall) -> RemoteError:
 
 
 def _at_once(metadata: Coroutine[Any, Any, RemoteError]) -> RemoteError:
-    """Return the result of a coroutine that never waits, because the call that it reads from is done."""
+    """Run a coroutine that never waits, because the call that it reads from is done, and return its
+    result."""
     try:
         metadata.send(None)
     except StopIteration as done:

@@ -18,8 +18,8 @@ REQUEST_ID_CHARS_MAX: Final = 256
 one request."""
 REQUEST_ID: Final = re.compile(f"{REQUEST_ID_CHARACTER}{{0,{REQUEST_ID_CHARS_MAX}}}")
 LABEL: Final = re.compile(r"[ -~]{0,128}")
-"""Pattern of a label: a short text that is compared and displayed, such as a fingerprint, a
-schema or a kind."""
+"""Pattern of a label in a message: a short text that is only compared and displayed, such as a model's
+fingerprint."""
 REPLACEMENT: Final = "\ufffd"
 
 

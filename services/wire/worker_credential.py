@@ -22,7 +22,7 @@ def draw() -> bytes:
 
 
 def incarnation_of(credential: bytes) -> Incarnation:
-    """Return the incarnation of the process that drew a credential, which is derived from the credential.
+    """Return the incarnation that belongs to a worker process's credential, derived from the credential.
 
     So no other process can register under that incarnation, even if the router has forgotten it.
     """
