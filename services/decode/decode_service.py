@@ -30,4 +30,4 @@ class DecodeService(
         for each in request.end_choices:
             check_incarnation(self._incarnation, each.incarnation)
         commands = [group_pb2.Command(end_choice=each) for each in request.end_choices]
-        await asyncio.gather(*(self._mailbox.ask(command) for command in commands))
+        await asyncio.gather(*(self._mailbox.submit(command) for command in commands))

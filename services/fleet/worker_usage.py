@@ -96,7 +96,7 @@ class WorkerUsage:
 
     def fits(self, load: WorkerLoad) -> bool:
         """Return whether a load report has the right number of KV groups."""
-        return len(load.free) == len(load.asked) == len(self.page_tokens)
+        return len(load.free) == len(load.requested) == len(self.page_tokens)
 
     @property
     def left(self) -> int:
@@ -155,8 +155,8 @@ class WorkerUsage:
         if self.load is not None and load.number <= self.load.number:
             return False
         before = self.left, self.accepts_waiting, self.has_batch_space
-        pages = zip(load.free, load.asked, self.page_tokens, strict=True)
-        self.load, self._free = load, min((free - asked) * size for free, asked, size in pages)
+        pages = zip(load.free, load.requested, self.page_tokens, strict=True)
+        self.load, self._free = load, min((free - requested) * size for free, requested, size in pages)
         self.unreported.entered(entered, is_brought)
         now = self.left, self.accepts_waiting, self.has_batch_space
         return any(more > less for more, less in zip(now, before, strict=True))

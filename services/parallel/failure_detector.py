@@ -99,7 +99,7 @@ class LeaderDetector(FailureDetector):
         self._strangers: set[ControlLine] = set()
         self._server: asyncio.Server | None = None
         self._complete = asyncio.Event()
-        self._asked: set[int] | None = None
+        self._unanswered: set[int] | None = None
         """Ranks that have not answered the current inquiry yet. None if there was no inquiry."""
         self._late: set[int] = set()
         """Ranks that answered the current inquiry that they work, but have not entered the collective that
@@ -189,9 +189,9 @@ class LeaderDetector(FailureDetector):
         self._end(self.where.describe(f"rank {line.rank} has gone (connection closed)"))
 
     def _inquire(self, collective: int, call: str, how: str) -> None:
-        if self._asked is not None or self.over is not None:
+        if self._unanswered is not None or self.over is not None:
             return
-        self._asked = set(self._ranks)
+        self._unanswered = set(self._ranks)
         self._failed, self._call, self._how = collective, call, how
         for line in self._ranks.values():
             line.send("where")
@@ -201,16 +201,16 @@ class LeaderDetector(FailureDetector):
         asyncio.get_running_loop().call_later(patience_s, self._conclude)
 
     def _answered(self, rank: int, collective: int) -> None:
-        if self._asked is None:
+        if self._unanswered is None:
             return
-        self._asked.discard(rank)
+        self._unanswered.discard(rank)
         if collective < self._failed:
             self._late.add(rank)
-        if not self._asked:
+        if not self._unanswered:
             self._conclude()
 
     def _conclude(self) -> None:
-        silent = sorted(self._asked or ())
+        silent = sorted(self._unanswered or ())
         if silent:
             text = f"{names(silent)} did not answer {self._how}"
         elif self._late:

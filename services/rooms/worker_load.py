@@ -15,7 +15,7 @@ class WorkerLoad:
     free: PageCounts
     """Number of pages that a new room could get now, by KV group. Pages reserved for the growth of running
     rooms are not counted."""
-    asked: PageCounts
+    requested: PageCounts
     """Number of pages that waiting rooms need and have not got, by KV group."""
     waiting: int
     """Number of rooms that wait on the worker for pages."""

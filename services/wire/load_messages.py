@@ -18,7 +18,7 @@ def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
     return rooms_pb2.WorkerLoad(
         number=number,
         free_pages=load.free,
-        asked_pages=load.asked,
+        asked_pages=load.requested,
         waiting=load.waiting,
         running=load.running,
         running_max=load.running_max,
@@ -37,7 +37,7 @@ def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
     """
     return WorkerLoad(
         free=tuple(wire.free_pages[: GROUPS_MAX + 1]),
-        asked=tuple(wire.asked_pages[: GROUPS_MAX + 1]),
+        requested=tuple(wire.asked_pages[: GROUPS_MAX + 1]),
         waiting=wire.waiting,
         running=wire.running,
         running_max=wire.running_max,

@@ -55,7 +55,7 @@ class Callers(Generic[Reply]):
             raise RoomExists(f"room {room} is being opened by another call")
         self._waiting[room] = replies
         try:
-            await self._mailbox.ask(command)
+            await self._mailbox.submit(command)
         finally:
             if self._waiting.get(room) is replies:
                 del self._waiting[room]
@@ -63,7 +63,7 @@ class Callers(Generic[Reply]):
     async def cancel(self, request: inference_pb2.CancelRequest) -> bool:
         """Cancel a room, whichever call opened it. Return whether the room is on this worker once a turn took
         the command. Raises the errors of `Mailbox.ask`."""
-        await self._mailbox.ask(group_pb2.Command(cancel=request))
+        await self._mailbox.submit(group_pb2.Command(cancel=request))
         return RoomId(request.room) in self._here
 
     def give_up(self, room: RoomId) -> None:

@@ -104,7 +104,7 @@ class Mailbox:
         self._append(command, answer, COMMANDS_MAX)
         return answer
 
-    async def ask(self, command: group_pb2.Command) -> None:
+    async def submit(self, command: group_pb2.Command) -> None:
         """Add a command and wait until a turn has applied it, for as long as the caller waits.
 
         A wait for a turn of this process proves nothing about any peer (`live-is-not-lost`). The worker's

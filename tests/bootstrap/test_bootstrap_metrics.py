@@ -129,7 +129,7 @@ async def test_kv_is_used_as_decode_says_it_and_by_open_rooms_elsewhere(at: Hous
     at.registry.mark_delivered(RoomId(1), Side)
     at.rooms.update_load(at.decode.incarnation, load)
     assert tokens("decode") == (900, 100)
-    at.rooms.update_load(at.decode.incarnation, replace(load, asked=(300,), number=1))
+    at.rooms.update_load(at.decode.incarnation, replace(load, requested=(300,), number=1))
     assert tokens("decode") == (1_000, 0), "more is asked for than is left"
 
 

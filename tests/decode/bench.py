@@ -250,7 +250,7 @@ class DecodeBench:
         return caller
 
     async def enter(self, command: group_pb2.Command) -> None:
-        asked = asyncio.ensure_future(self.mailbox.ask(command))
+        asked = asyncio.ensure_future(self.mailbox.submit(command))
         await asyncio.sleep(0)
         await self.turn()
         await asked

@@ -28,7 +28,7 @@ async def test_what_is_granted_what_waits_and_what_is_left_for_those_that_run_is
     bench: DecodeBench,
 ) -> None:
     first = load_from_wire(bench.work.load())
-    assert (first.free, first.asked, first.waiting) == ((PAGES,), (0,), 0)
+    assert (first.free, first.requested, first.waiting) == ((PAGES,), (0,), 0)
     assert (first.running, first.running_max, first.entered) == (0, 3, 0)
     asked = [toy.request(str(room), PROMPT, max_tokens=LONG) for room in (7, 9, 8, 5)]
     for request in asked[:2]:
@@ -38,12 +38,14 @@ async def test_what_is_granted_what_waits_and_what_is_left_for_those_that_run_is
     assert second.free == (PAGES - 2 * (2 + 1) - 2,), (
         "two pages of each prompt, one more, and one to grow into"
     )
-    assert (second.asked, second.waiting, second.running, second.entered) == ((0,), 0, 2, 9)
+    assert (second.requested, second.waiting, second.running, second.entered) == ((0,), 0, 2, 9)
     for request in asked[2:]:
         await bench.stream(request)
     await bench.turns(5)
     third = load_from_wire(bench.work.load())
-    assert (third.free, third.asked, third.waiting) == ((0,), (4,), 1), "one more was granted, and one waits"
+    assert (third.free, third.requested, third.waiting) == ((0,), (4,), 1), (
+        "one more was granted, and one waits"
+    )
     assert (third.running, third.entered) == (3, 9)
     assert first.number < second.number < third.number
     for request in asked:

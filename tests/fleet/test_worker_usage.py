@@ -142,7 +142,7 @@ def test_the_group_that_has_least_decides_and_one_of_other_groups_says_nothing()
     stack = stack_of(replace(D, group_page_tokens=(PAGE, 2 * PAGE)))
     assert not stack.update_load(D.incarnation, load(free=1), 0)
     assert decode(stack).usage.load is None
-    two = replace(load(), free=(40, 30), asked=(0, 12))
+    two = replace(load(), free=(40, 30), requested=(0, 12))
     stack.update_load(D.incarnation, two, 0)
     assert decode(stack).usage.left == 18 * 2 * PAGE
 

@@ -144,7 +144,7 @@ class PrefillBench:
 
     async def enter(self, command: group_pb2.Command) -> None:
         """A command and its turn. Raises what applying it raised."""
-        asked = asyncio.ensure_future(self.mailbox.ask(command))
+        asked = asyncio.ensure_future(self.mailbox.submit(command))
         await asyncio.sleep(0)
         await self.turn()
         await asked
@@ -191,7 +191,7 @@ class PrefillBench:
 
         async def close() -> None:
             wire = inference_pb2.CloseRequest(room=room, receiver=receiver, generation=generation)
-            await self.mailbox.ask(group_pb2.Command(close=wire))
+            await self.mailbox.submit(group_pb2.Command(close=wire))
             async with asyncio.timeout(PATIENCE_S):
                 await self.work.quiet(RoomId(room))
 

@@ -63,7 +63,7 @@ class Group:
 
     async def ask(self, *commands: group_pb2.Command) -> list[Exception | None]:
         """What each is answered, of one turn."""
-        asked = [asyncio.ensure_future(self.leader.mailbox.ask(each)) for each in commands]
+        asked = [asyncio.ensure_future(self.leader.mailbox.submit(each)) for each in commands]
         await asyncio.sleep(0)
         await self.turn()
         return [_problem(each) for each in await asyncio.gather(*asked, return_exceptions=True)]
@@ -193,7 +193,7 @@ async def test_a_connection_is_told_as_made_when_every_rank_has_made_it(
 async def test_no_connection_is_told_of_before_the_other_ranks_were_heard(group: Group) -> None:
     """The leader has obeyed the command, and nobody has agreed yet."""
     made, unmade = (
-        asyncio.ensure_future(group.leader.mailbox.ask(group_pb2.Command(connect=group.request())))
+        asyncio.ensure_future(group.leader.mailbox.submit(group_pb2.Command(connect=group.request())))
         for _ in range(2)
     )
     await asyncio.sleep(0)

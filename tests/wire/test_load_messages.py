@@ -15,4 +15,4 @@ def test_all_of_it_comes_through() -> None:
 
 def test_more_groups_than_there_may_be_are_cut_off_and_still_too_many() -> None:
     told = load_from_wire(rooms_pb2.WorkerLoad(free_pages=range(1_000), asked_pages=range(1_000)))
-    assert len(told.free) == len(told.asked) == GROUPS_MAX + 1
+    assert len(told.free) == len(told.requested) == GROUPS_MAX + 1

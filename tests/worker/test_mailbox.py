@@ -25,7 +25,7 @@ def rooms(taken: bytes) -> list[int]:
 
 async def test_commands_are_taken_once_in_the_order_in_which_they_came() -> None:
     box = Mailbox()
-    asked = asyncio.ensure_future(box.ask(cancel(1)))
+    asked = asyncio.ensure_future(box.submit(cancel(1)))
     await asyncio.sleep(0)
     box.put(cancel(2))
     assert not box.empty
@@ -38,11 +38,11 @@ async def test_commands_are_taken_once_in_the_order_in_which_they_came() -> None
 
 async def test_each_gets_the_answer_to_its_own_command() -> None:
     box = Mailbox()
-    asked = [asyncio.ensure_future(box.ask(cancel(room))) for room in (1, 2, 3)]
+    asked = [asyncio.ensure_future(box.submit(cancel(room))) for room in (1, 2, 3)]
     await asyncio.sleep(0)
     box.put(cancel(4))
     box.take()
-    asked.append(asyncio.ensure_future(box.ask(cancel(5))))
+    asked.append(asyncio.ensure_future(box.submit(cancel(5))))
     await asyncio.sleep(0)
     asked[1].cancel()
     await asyncio.sleep(0)
@@ -62,8 +62,8 @@ async def test_each_gets_the_answer_to_its_own_command() -> None:
 def test_live_is_not_lost_a_command_waits_for_its_turn_as_long_as_its_caller_does() -> None:
     async def an_hour_later() -> None:
         box = Mailbox()
-        asked = asyncio.ensure_future(box.ask(cancel(1)))
-        left = asyncio.ensure_future(box.ask(cancel(2)))
+        asked = asyncio.ensure_future(box.submit(cancel(1)))
+        left = asyncio.ensure_future(box.submit(cancel(2)))
         await asyncio.sleep(3_600)
         assert not asked.done()
         left.cancel()
@@ -86,7 +86,7 @@ async def test_past_its_bound_askers_are_refused_and_what_follows_is_still_taken
     for room in (1, 2):
         box.put(cancel(room))
     with pytest.raises(MailboxFull):
-        await box.ask(cancel(3))
+        await box.submit(cancel(3))
     for room in (4, 5):
         box.put(cancel(room))
     with pytest.raises(MailboxFull):
@@ -133,7 +133,7 @@ async def test_no_turn_takes_more_than_it_can_broadcast(monkeypatch: pytest.Monk
     assert not box.news.is_set()
     prompt = inference_pb2.InferenceRequest(prompt=range(1_000, 1_100))
     with pytest.raises(CommandTooLong):
-        await box.ask(group_pb2.Command(run=inference_pb2.RunRoomRequest(room=1, request=prompt)))
+        await box.submit(group_pb2.Command(run=inference_pb2.RunRoomRequest(room=1, request=prompt)))
     assert box.empty
 
 
@@ -155,7 +155,7 @@ async def test_a_follower_answers_nobody() -> None:
 
 async def test_an_answer_that_is_held_is_given_later_and_the_others_keep_their_order() -> None:
     box = Mailbox()
-    asked = [asyncio.ensure_future(box.ask(cancel(room))) for room in (1, 2, 3)]
+    asked = [asyncio.ensure_future(box.submit(cancel(room))) for room in (1, 2, 3)]
     await asyncio.sleep(0)
     box.take()
     box.answer(None)
@@ -175,7 +175,7 @@ async def test_an_answer_that_is_held_for_nobody_is_given_to_nobody() -> None:
     """On a follower, and where the one who asked has left."""
     Mailbox().hold()(RoomExists("x"))
     box = Mailbox()
-    asked = asyncio.ensure_future(box.ask(cancel(1)))
+    asked = asyncio.ensure_future(box.submit(cancel(1)))
     await asyncio.sleep(0)
     box.take()
     later = box.hold()
@@ -187,10 +187,10 @@ async def test_an_answer_that_is_held_for_nobody_is_given_to_nobody() -> None:
 async def test_when_no_turn_comes_any_more_whoever_waits_is_told_so() -> None:
     """Those whose commands were taken, and those whose were not."""
     box = Mailbox()
-    taken = asyncio.ensure_future(box.ask(cancel(1)))
+    taken = asyncio.ensure_future(box.submit(cancel(1)))
     await asyncio.sleep(0)
     box.take()
-    waiting = asyncio.ensure_future(box.ask(cancel(2)))
+    waiting = asyncio.ensure_future(box.submit(cancel(2)))
     await asyncio.sleep(0)
     box.fail(RoomExists("the end"))
     for each in (taken, waiting):
@@ -203,5 +203,5 @@ async def test_who_asks_when_no_turn_comes_any_more_is_told_so_at_once() -> None
     box = Mailbox()
     box.fail(RoomExists("the end"))
     with pytest.raises(RoomExists, match="the end"):
-        await box.ask(cancel(1))
+        await box.submit(cancel(1))
     assert box.empty

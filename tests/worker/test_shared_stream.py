@@ -295,7 +295,7 @@ async def test_what_else_a_message_asks_for_enters_behind_the_rooms_that_it_open
     async with stream() as (at, _):
 
         async def ends(_: inference_pb2.RunRoomsRequest) -> None:
-            await at.box.ask(group_pb2.Command(end_choice=inference_pb2.EndChoiceRequest(room=1)))
+            await at.box.submit(group_pb2.Command(end_choice=inference_pb2.EndChoiceRequest(room=1)))
 
         at.rest = ends
         at.ask(1)

@@ -234,7 +234,7 @@ async def test_a_worker_is_ready_when_a_canary_hand_over_has_passed_through_it()
 async def test_who_waits_for_a_turn_of_a_broken_group_is_told_and_need_not_wait() -> None:
     async with leading() as leader:
         asked = asyncio.create_task(
-            leader.host.mailbox.ask(group_pb2.Command(run=inference_pb2.RunRoomRequest()))
+            leader.host.mailbox.submit(group_pb2.Command(run=inference_pb2.RunRoomRequest()))
         )
         await asyncio.sleep(0)
         leader.broke.set()

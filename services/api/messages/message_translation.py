@@ -77,21 +77,21 @@ def translated(body: CountRequest) -> tuple[ChatRequest, FieldPaths]:
     for place, message in enumerate(messages):
         for name, path in message.pop("paths").items():
             terms.paths[f"messages[{place}]{name}"] = path
-    asked: dict[str, Any] = {"model": body.model, "messages": messages, **_thinking(body)}
-    asked |= _tools(body, terms)
-    asked |= _answer_constraint(body, terms)
+    fields: dict[str, Any] = {"model": body.model, "messages": messages, **_thinking(body)}
+    fields |= _tools(body, terms)
+    fields |= _answer_constraint(body, terms)
     if messages[-1]["role"] == "assistant":
         _check_continued(messages[-1], terms.own(f"messages[{len(messages) - 1}]"))
-        asked["continue_final_message"] = True
+        fields["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
-        asked |= {name: getattr(body, name) for name in SHARED & body.model_fields_set}
-        asked |= {"max_tokens": body.max_tokens, "stream": body.stream}
+        fields |= {name: getattr(body, name) for name in SHARED & body.model_fields_set}
+        fields |= {"max_tokens": body.max_tokens, "stream": body.stream}
         if body.stop_sequences and body.stop:
             raise invalid("stop", "Give 'stop_sequences' or 'stop', not both.")
         if body.stop_sequences:
-            asked["stop"] = body.stop_sequences
+            fields["stop"] = body.stop_sequences
             terms.paths["stop"] = "stop_sequences"
-    return made(ChatRequest, asked, terms), terms
+    return made(ChatRequest, fields, terms), terms
 
 
 def thinks(body: CountRequest) -> bool:
@@ -251,36 +251,36 @@ def _tools(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
         tools.append({"type": "function", "function": function})
         here = f"tools[{place}]"
         terms.paths |= {f"{here}.function": here, f"{here}.function.parameters": f"{here}.input_schema"}
-    asked: dict[str, Any] = {"tools": tools}
+    fields: dict[str, Any] = {"tools": tools}
     choice = body.tool_choice
     if choice is None:
-        return asked
+        return fields
     match choice.type:
         case "tool" if choice.name is None:
             raise _missing("tool_choice.name")
         case "tool":
-            asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
             terms.paths["tool_choice"] = "tool_choice.name"
         case "any":
-            asked["tool_choice"] = "required"
+            fields["tool_choice"] = "required"
         case _:
-            asked["tool_choice"] = choice.type
-    return {**asked, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+            fields["tool_choice"] = choice.type
+    return {**fields, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
 def _answer_constraint(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
     """Return the fields of the chat request for the answer's format and the reasoning effort."""
     config = body.output_config or OutputConfig()
-    asked: dict[str, Any] = {} if config.effort is None else {"reasoning_effort": config.effort}
+    fields: dict[str, Any] = {} if config.effort is None else {"reasoning_effort": config.effort}
     if config.format is not None and body.output_format is not None:
         raise invalid("output_format", "Give 'output_config.format' or 'output_format', not both.")
     form = config.format or body.output_format
     if form is None:
-        return asked
+        return fields
     param = "output_format" if config.format is None else "output_config.format"
     terms.paths |= {"response_format": param, "response_format.json_schema.schema": f"{param}.schema"}
     schema = {"name": "answer", "schema": form.schema_, "strict": True}
-    return {**asked, "response_format": {"type": "json_schema", "json_schema": schema}}
+    return {**fields, "response_format": {"type": "json_schema", "json_schema": schema}}
 
 
 def _missing(param: str) -> ApiError:
