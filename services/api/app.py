@@ -110,8 +110,8 @@ def create_app(
 def create_pages(
     api: ApiMiddleware, routers: Sequence[APIRouter], access_control: AccessControl | None = None
 ) -> ApiMiddleware:
-    """Return a second application that serves `routers` on another port, such as the operators' port. It has
-    the request ids, error formats and metrics of `api`."""
+    """Return a second ASGI application that serves `routers` on another port, such as the operators' port. It
+    shares the metrics of `api`, and has the same error formats and request ids."""
     return _application(routers, api.metrics, {}, access_control)
 
 

@@ -8,7 +8,8 @@ from baton.api.text.tokenizer import Tokenizer
 
 
 class ModelDefaults(Protocol):
-    """Properties of the served model that are needed to check a request and to fill in its defaults."""
+    """Interface of the served model's names, limits and default values, by which requests are checked and
+    completed."""
 
     @property
     def name(self) -> str: ...

@@ -225,7 +225,7 @@ class BoundedHttp(PlainHttp):
             self._hang_up = self.loop.call_later(self.head_s, self._time_out_head)
 
     def _time_out_head(self) -> None:
-        """Refuse a request whose head did not arrive in time. Close a connection on which none has begun."""
+        """Refuse a request whose head did not arrive in time. If no head has begun, close the connection."""
         if self._head_open:
             self.refuse(SLOW_HEAD)
         else:

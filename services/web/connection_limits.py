@@ -24,7 +24,8 @@ COUNTED_BYTES_MAX: Final = 16 * 2**20
 """Most bytes that one connection counts for in the limit. So a long answer to a client that reads closes no
 other connections."""
 SLACK: Final = 16
-"""Divisor of a limit: 1/16 of it is freed at once, because each search looks at all connections."""
+"""Divisor of a connection limit. When the limit is reached, 1/SLACK of it is freed at once, because each
+search looks at all connections."""
 
 
 class ConnectionEntry:

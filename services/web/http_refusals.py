@@ -76,7 +76,7 @@ class RefusalMiddleware:
 
 
 async def _answer(refusal: HttpRefusal, send: Send) -> None:
-    """Send the answer to a refused request, in OpenAI's format of errors."""
+    """Answer a refused request with an error in OpenAI's format."""
     error = {"message": str(refusal), "type": "invalid_request_error", "param": None, "code": refusal.code}
     body = json.dumps({"error": error}).encode()
     headers = [

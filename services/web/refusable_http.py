@@ -181,7 +181,8 @@ def _of_no_method(begun: bytes) -> HttpRefusal:
 
 
 class _LingeringTransport:
-    """Transport for the last answer on a connection. Its `close` lets the client read the answer first."""
+    """Transport for the last answer on a connection. Its `close` gives the client time to read the answer
+    before the connection ends."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport

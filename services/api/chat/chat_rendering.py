@@ -47,7 +47,7 @@ class AnswerMessage(TypedDict):
     reasoning_content: str | None
     """The model's reasoning, under the name that most clients read."""
     reasoning: str | None
-    """The model's reasoning, under vLLM's newer name."""
+    """The model's reasoning again, under vLLM's newer name of the field."""
     tool_calls: NotRequired[list[MadeCall]]
 
 
@@ -73,7 +73,7 @@ class ChatAnswer(ChatHead):
 class GrowingFunction(TypedDict):
     name: NotRequired[str]
     arguments: str
-    """Next piece of a tool call's arguments. All pieces of one call join to JSON text."""
+    """Next piece of the arguments of a streamed tool call. The pieces of one call join to a JSON text."""
 
 
 class GrowingCall(TypedDict):

@@ -91,8 +91,11 @@ class TokenPace:
         self._first = True
 
     def note(self, tokens: int) -> None:
-        """Record that a batch of tokens has arrived now. `tokens`: number of tokens in the batch. The time
-        since the previous batch is divided evenly among them."""
+        """Record that a batch of tokens has arrived now, for the latency histograms. The time since the
+        previous batch is divided evenly among the tokens.
+
+        `tokens`: number of tokens in the batch.
+        """
         if tokens == 0:
             return
         now_s = time.perf_counter()

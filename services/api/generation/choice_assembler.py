@@ -89,8 +89,8 @@ class AnswerParsing:
     marks: Mapping[int, str]
     """Texts of the special tokens that the parser has to see, such as `<tool_call>`, by token id."""
     name_call: Callable[[str, int], str]
-    """Function that makes the id of a tool call from the tool's name and the number of tool calls before
-    it."""
+    """Function that makes the id of a tool call. It takes the tool's name and the number of tool calls before
+    this call."""
     calls_max: int | None = None
     ends_by_calls: bool = True
     """Whether tool calls make the finish reason `tool_calls`. If the request forces one named tool, the
@@ -233,8 +233,8 @@ class ChoiceAssembler:
 
     @property
     def matched_stop(self) -> str | int | None:
-        """The stop string or token id that ended the choice. Unlike `stop_reason`, it may be the model's own
-        end-of-sequence token, as in SGLang."""
+        """The stop string or stop token id that ended the choice, as SGLang reports it. Unlike `stop_reason`,
+        it may be the model's own end-of-sequence token."""
         return self._ended_by if self.stop_reason is None else self.stop_reason
 
     def reason(self, finish: FinishReason) -> Finish:

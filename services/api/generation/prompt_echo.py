@@ -20,7 +20,7 @@ class PromptEcho:
     offsets: Sequence[int] = ()
     """For each token of the prompt, the number of characters of the text before it."""
     is_alone: bool = False
-    """Whether the response shows the prompt alone, because the client asked for no output tokens."""
+    """Whether the response consists of the prompt only, because the client asked for no output tokens."""
     scores: Sequence[Score] = ()
     """Log-probabilities of the prompt's tokens, from the second token on. Empty until the first batch of
     output tokens, and if the client did not ask for them."""

@@ -295,8 +295,11 @@ def _template_failed(what: str) -> ApiError:
 def echo_of(
     body: GenerationRequest, prompt: Sequence[int], given: str | list[int] | None, tokenizer: Tokenizer
 ) -> PromptEcho | None:
-    """Return the echo that the response shows of a prompt, or None if the request asks for none. `prompt`:
-    its token ids. `given`: the prompt as the client sent it, or None if it was truncated."""
+    """Return the text and log-probabilities that the response shows of a prompt. Return None if the request
+    asks for neither.
+
+    `prompt`: token ids of the prompt. `given`: the prompt as the client sent it, or None if it was truncated.
+    """
     if isinstance(body, ChatRequest):
         text = _assistant_text(body) if body.echo else None
         return None if text is None and body.prompt_logprobs is None else PromptEcho(prompt, text)

@@ -129,7 +129,8 @@ class Rendering(Protocol):
         them."""
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Sequence[Chunk]:
-        """Return the chunks that show a delta of a choice. Empty if the delta has nothing to show yet."""
+        """Return the chunks (JSON objects) that show a delta of a choice to the client. Empty if the delta
+        has nothing to show yet."""
 
     def closing(self, usage: Usage) -> Sequence[Chunk]:
         """Return the chunks that are sent after the last choice has finished, such as one with the usage."""

@@ -164,7 +164,7 @@ class IncomingBody:
             pool.release(share)
 
     def overloaded(self) -> Overloaded:
-        """Return the error for a body that was dropped."""
+        """Return the error that the client gets if its body was dropped from the pool."""
         return self._pools[0].overloaded()
 
     def _drop(self) -> None:

@@ -60,7 +60,7 @@ class HttpExchange:
     send: Send | None = None
     """ASGI function that sends the response."""
     events: EventStream | None = None
-    """Event stream of the response, if the response is one."""
+    """Event stream of the response. None if the response is not a stream."""
     render_failure: RenderFailure | None = None
     """Function that makes the last chunks of the event stream `events` after an error."""
     dropped_tools: str = ""

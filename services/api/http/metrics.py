@@ -132,8 +132,8 @@ class HttpMetrics:
                 self._choices[outcome].inc(count)
 
     def count_calls(self, read: int, unread: int) -> None:
-        """Count the tool calls in the answers of one request. `unread`: number of malformed calls, which are
-        returned as text."""
+        """Count the tool calls in the answers of one request. `read`: number of parsed calls. `unread`:
+        number of malformed calls, which are returned as text."""
         if read:
             self._calls.labels(READ).inc(read)
         if unread:

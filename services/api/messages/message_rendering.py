@@ -41,7 +41,7 @@ from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason
 
 FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
-"""Framing of Anthropic's event stream. Its keep-alive is a `ping` event, which all clients ignore."""
+"""Event framing of Anthropic's streams. The keep-alive is a `ping` event, which all clients ignore."""
 UNSIGNED: Final = "unsigned"
 """Signature that all reasoning gets, because clients drop reasoning without one. Anthropic's signature proves
 that reasoning was not changed. Here callers may write any history."""

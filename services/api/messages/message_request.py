@@ -124,7 +124,7 @@ class ToolUse(Shape):
     cut off."""
     cache_control: CacheControl = None
     caller: dict[str, Any] | None = None
-    """Caller of the tool, which is always the model. The field is ignored."""
+    """Caller of the tool in Anthropic's API. Here it is always the model, and the field is ignored."""
     toolset_name: Nothing = None
 
 

@@ -51,11 +51,12 @@ OF_THE_ASSISTANT: Final = (ToolUse, ThinkingBlockParam, RedactedThinking)
 
 @dataclass(slots=True)
 class _ChatTurn:
-    """One turn of the conversation: consecutive messages of one role, with the tool results before them."""
+    """Consecutive messages of one role, which become one chat message. Tool results in them become messages
+    of the role tool before it."""
 
     role: str
     here: str
-    """Path of the turn's first message in the request body."""
+    """Path of the turn's first message in the request body, such as `messages[0]`."""
     texts: list[tuple[str, str]] = field(default_factory=list)
     """Texts of the turn, each with its path in the request body, such as `messages[0].content[1].text`."""
     reasoning: list[tuple[str, str]] = field(default_factory=list)

@@ -4,7 +4,7 @@ If `max_tokens` ends a stream within a tool call, the client has got only the be
 sends that text back unchanged in its next request. So both a JSON object and the beginning of one are
 accepted.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import json

@@ -30,7 +30,8 @@ class ChatInput:
     """Variables of the chat template in addition to the other fields here, by name."""
     add_generation_prompt: bool
     continues: bool
-    """Whether the prompt ends within the last message, so that the model continues it."""
+    """Whether the prompt ends inside the last message, without its end mark, so that the model continues that
+    message."""
     chars: int
     """Estimated length of the prompt in characters."""
 

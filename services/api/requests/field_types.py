@@ -341,14 +341,15 @@ Words = Annotated[dict[str, Any], AfterValidator(_words)]
 
 @dataclass(frozen=True, slots=True)
 class ForcedTool:
-    """Parsed `tool_choice` that names the one tool which the answer has to call."""
+    """Parsed value of `tool_choice` that forces a call of one tool."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """Parsed `tool_choice` that lists the tools which the answer may call, or of which it has to call one."""
+    """Parsed value of `tool_choice` that lists the tools which may be called. Its `mode` says whether a call
+    is required."""
 
     mode: str
     """`auto`: a tool call is optional. `required`: the answer has to call one of the tools."""

@@ -1,6 +1,6 @@
 """The parsed options of a generation request, read from its body once and used by all later steps.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ class OfferedTool:
     """A tool that a request offers and that the model may call."""
 
     param: str
-    """Path of the tool in the request, such as `tools[0]`."""
+    """Path of the tool's definition in the request, such as `tools[0]`, for errors."""
     name: str
     parameters: Mapping[str, Any]
-    """JSON schema of the tool's arguments. Empty: the request gives none."""
+    """JSON schema of the tool's arguments. It is empty if the request gives no schema."""
     is_strict: bool
     """Whether the arguments of a call have to match the schema."""
     template: Mapping[str, Any]
@@ -57,7 +57,7 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """How a request wants the model's reasoning to be returned."""
+    """Options of a request for how the model's reasoning is returned."""
 
     is_parsed: bool = True
     """Whether reasoning is separated from the text of the answer."""

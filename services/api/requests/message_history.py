@@ -7,7 +7,7 @@ others as history (`given-is-taken`).
 
 Each element of a conversation becomes one chat message, so that it keeps its index in the client's list.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Mapping, Sequence

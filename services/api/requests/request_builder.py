@@ -149,7 +149,7 @@ class _Choices:
 
     drawn: int
     param: str
-    """Name of the request field that sets the number: `n` or `best_of`."""
+    """Name of the request field that sets the number of choices: `n` or `best_of`."""
 
 
 def _choices(body: GenerationRequest, meaning: Meaning, prompts: int) -> _Choices:

@@ -76,7 +76,7 @@ class Shape(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     unserved: ClassVar[UnsupportedFields] = OPENAI_UNSUPPORTED
-    """Fields of the schema's API that Baton ignores or refuses."""
+    """Names of fields that Baton ignores or refuses in bodies of this API."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +123,7 @@ class Message(Shape):
     reasoning_content: str | None = None
     """The model's reasoning, in a message of the assistant."""
     reasoning: str | None = None
-    """The same as `reasoning_content`, by another name."""
+    """The model's reasoning, under another name that clients use for `reasoning_content`."""
     parsed: Any = None
     """The content as OpenAI's client library parsed it. The library sends it back, and Baton ignores it."""
     refusal: Nothing = None

@@ -1,6 +1,6 @@
 """Names of functions that are in a namespace of the Responses API.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from typing import Final

@@ -111,7 +111,8 @@ def _unknown(
 
 
 def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
-    """Return a field's path as text: `("messages", 0, "role")` becomes `messages[0].role`."""
+    """Return the path of a field as text: `("messages", 0, "role")` becomes `messages[0].role`. `loc`:
+    pydantic's error path."""
     text = ""
     for step in own_steps(loc, body, missing=missing):
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)

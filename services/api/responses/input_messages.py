@@ -3,7 +3,7 @@
 Consecutive reasoning, text and tool calls, in this order, become one message of the assistant, which chat
 templates can show. In another order, or after another role's item, a new message begins.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,7 +3,7 @@
 The output is a list of items: reasoning, messages and tool calls. Each item begins, grows and ends, and every
 step is an event. A reply that is not streamed is built in the same way, and its events are dropped.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Mapping, Sequence

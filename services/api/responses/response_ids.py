@@ -2,7 +2,7 @@
 
 The id of an item contains the id of its response, so that the store finds the item.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import re

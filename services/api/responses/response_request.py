@@ -210,7 +210,7 @@ class ResponsesRequest(Sampled):
     model: str | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
-    """Most calls of tools that a server runs. It has no effect, because no tools are run here."""
+    """Most calls of tools that the server itself would run. Baton runs no tools and ignores the field."""
     top_logprobs: Logprobs | None = None
     include: Annotated[list[Annotated[str, AfterValidator(_included)]], FailFast(), Field(max_length=64)] = (
         Field(default_factory=list)

@@ -36,7 +36,7 @@ class StoredResponse:
         return answer
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the input items that the response answers."""
+        """Return the input items that the stored response answers, as JSON objects."""
         items: list[dict[str, Any]] = from_json(self.items)
         return items
 

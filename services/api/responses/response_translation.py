@@ -175,7 +175,8 @@ def dropped_tools(body: ResponsesRequest, *, is_codex: bool) -> list[str]:
 
 @contextmanager
 def nothing_dropped(body: ResponsesRequest) -> Iterator[None]:
-    """Within this block, add to the error of a too long conversation that `truncation` cuts nothing."""
+    """If the block raises an error for a too long conversation, add to its message that `truncation: "auto"`
+    drops nothing here."""
     try:
         yield
     except ApiError as error:

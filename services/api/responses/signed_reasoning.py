@@ -4,7 +4,7 @@ A client that stores its own history sends a model's reasoning back in `encrypte
 signed, so that a client cannot invent reasoning of the model. It is not encrypted, because the answer shows
 it anyway.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import base64

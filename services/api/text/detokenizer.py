@@ -56,8 +56,10 @@ class Detokenizer:
         skip_special_tokens: bool,
         whole_texts: Mapping[int, str | None] = NO_TEXTS,
     ) -> None:
-        """Start after `prompt`. `whole_texts`: text of each token, by id, if no other token can change it.
-        Otherwise None."""
+        """Start a detokenizer for the output after `prompt`.
+
+        `whole_texts`: for each token id, the token's text, or None if the text depends on other tokens.
+        """
         self._codec = codec
         self._whole_texts = whole_texts
         self._skip_special = skip_special_tokens

@@ -181,8 +181,8 @@ def _drops_whitespace(
 
 
 def _steps(part: Any, several: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or a pre-tokenizer as JSON objects. `several`: name of the field that
-    lists the steps of a sequence."""
+    """Yield the steps of a tokenizer's normalizer or pre-tokenizer as JSON objects, also those in nested
+    sequences. `several`: name of the field that lists a sequence's steps."""
     if part is None:
         return
     waiting = [json.loads(part.__getstate__())]

@@ -40,7 +40,7 @@ PREFIX_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """Output formats of one model: those of its tool calls and of its reasoning."""
+    """Formats in which one model writes its tool calls and its reasoning."""
 
     calls: NamedFormat | None = None
     reasoning: NamedFormat | None = None

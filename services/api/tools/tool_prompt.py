@@ -4,7 +4,7 @@ The text is in Hermes' format, which most models have seen, and which Qwen's tem
 descriptions go into the system message, tool calls into the assistant's text, and results into a user's
 message.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import json

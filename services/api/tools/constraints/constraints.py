@@ -208,7 +208,8 @@ def _outcome(found: Grammar | str) -> GrammarOutcome:
 
 
 def _limits(body: GenerationRequest, model: Model) -> Iterator[Constraint]:
-    """Yield the constraints of `allowed_token_ids` and `bad_words`, which apply to all of an answer."""
+    """Yield the constraints of the request fields `allowed_token_ids` and `bad_words`. They apply to the
+    whole answer, including reasoning and tool calls."""
     if ids := body.allowed_token_ids:
         check_ids(ids, "allowed_token_ids", model.vocabulary)
         text = f"start: {_tokens(ids)}*"

@@ -3,7 +3,7 @@
 The grammar library does not support `propertyNames`. It is expressed by `properties`, `patternProperties` and
 `additionalProperties`.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import re

@@ -3,7 +3,7 @@
 The grammar library takes a `oneOf` only if it finds that no value fits two of its alternatives. Unlike this
 module, it does not follow references for that.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Callable, Mapping

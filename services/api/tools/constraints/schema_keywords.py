@@ -4,7 +4,7 @@ A keyword that constrains nothing is dropped. A keyword that others can express 
 keyword stays, and the library refuses it by name. Each rule takes a schema whose subschemas have already been
 rewritten.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Callable, Mapping

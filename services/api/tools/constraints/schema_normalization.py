@@ -5,7 +5,7 @@ Schema 2020-12 many of them constrain nothing: `uniqueItems: false`, `if` alone,
 every name, an unknown format. Others can be expressed by keywords that the library supports. It refuses the
 rest by name.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ from baton.grammars.json_schema import (
 )
 
 DRAFTS: Final = ("/draft-04/", "/draft-06/", "/draft-07/", "/draft/2019-09/", "/draft/2020-12/")
-"""Parts of the URIs of JSON Schema drafts that the grammar library knows. A `$schema` with another URI is
-dropped, so that the schema is read as 2020-12."""
+"""Substrings by which the URI of a JSON Schema draft is recognised as known to the grammar library. A
+`$schema` with any other URI is dropped, and the schema is read as 2020-12."""
 MAY_BE_NULL: Final = frozenset({"const", "default"})
 """Schema keywords for which null is a meaningful value, so that it is not dropped."""
 SAME_VALUE: Final = frozenset({"allOf", "anyOf", "then", "else", "dependentSchemas"})
@@ -184,7 +184,8 @@ class _Document:
         )
 
     def _shared(self, schema: Any) -> Keywords:
-        """Make a definition of `schema`, for use by several properties, and return a reference to it."""
+        """Store `schema` as a new definition that several properties can use, and return a reference to it. A
+        schema that is a reference is returned as it is."""
         if isinstance(schema, Mapping) and schema.keys() == {"$ref"}:
             return {**schema}
         name = self._free_name()

@@ -1,6 +1,6 @@
 """Checks that the keywords of a JSON schema have values of the right kind.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Callable, Mapping

@@ -4,7 +4,7 @@ A small model may otherwise add properties without end. xgrammar, which vLLM and
 well. If several parts of a schema describe one object, each would forbid the properties that another one
 names. Such a schema stays as it is.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Mapping

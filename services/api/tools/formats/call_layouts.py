@@ -1,6 +1,6 @@
 """Layouts of tool calls as a grammar writes them, for the formats whose tool calls can be constrained.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ class JsonCallLayout:
     """Whether an answer in this format (gpt-oss) is a list of messages with headers, of which a tool call is
     the last."""
     is_unmarked: bool = False
-    """Whether the first part is plain text and not a mark: an answer that begins with it is a tool call."""
+    """Whether the first of `parts` is plain text and not a mark. An answer that begins with this text is then
+    a tool call."""
 
     @property
     def mark(self) -> str:

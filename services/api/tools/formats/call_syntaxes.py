@@ -1,6 +1,6 @@
 """Syntaxes in which tool calls follow their opening mark: how each begins, and parsers for those not in JSON.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 Strings are not escaped. A quote ends a string only if an object or a list can go on after it.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import re
@@ -37,7 +37,7 @@ BARE: Final = re.compile(r"[^,\]}]{1,64}")
 SPACE: Final = re.compile(r"\s*")
 DEPTH_MAX: Final = 64
 UNQUOTED_MAX: Final = 8
-"""Most tool calls in a row whose last string lacks its closing quote."""
+"""Most tool calls in a row, each without the closing quote of its last string, that are still parsed."""
 UNQUOTED_CHARS_MAX: Final = 2**14
 """Longest text of an answer, in characters, in which tool calls without a closing quote are looked for."""
 

@@ -3,7 +3,7 @@
 A head begins with a role, a channel or a recipient. If anything else follows the first mark, that mark is
 plain text.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import re
@@ -62,7 +62,8 @@ def _is_named(head: str, words: list[str], *, whole: bool) -> bool:
 
 
 def _is_cut_off(words: list[str]) -> bool:
-    """Return whether a message's head that the end of the answer cuts off has only words of heads."""
+    """Return whether a message header that the answer's end cuts off has only words that headers may have.
+    The last word may be incomplete."""
     *whole, word = words or [""]
     could = any(each.startswith(word) for each in (*NAMES, *FORMATS)) or NAME.fullmatch(word) is not None
     return could and all(NAME.fullmatch(each) or each in FORMATS for each in whole)

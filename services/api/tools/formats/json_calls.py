@@ -2,7 +2,7 @@
 
 A model's text is unchecked input. Each parser returns its tool calls, or raises MalformedToolCall.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import ast

@@ -5,7 +5,7 @@ makes sense: a tag that ends an argument is followed by the next argument or by 
 calls within an argument, such as an example of the format, are counted, and the argument ends after them. If
 several tags could end a call, the last one before the next call does.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import re
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 class Argument(NamedTuple):
     key: str
     type: str | None
-    """Type of the argument by its tag. None if the tag has no type."""
+    """Type that the argument's tag declares, such as `string`. None if the tag declares none."""
     text: str
 
 
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     end: int
     """Index in the text of the first character after the tool calls."""
     closed: bool
-    """Whether the tool calls were followed by the tag that closes them all."""
+    """Whether the tag that closes the whole list of tool calls follows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class TagFormat:
     call: str
     """Pattern of the tag before a tool call's arguments, with the group `name`."""
     call_ends: str
-    """Pattern of the tag after a tool call's arguments. Empty if the tag `closes` ends the call."""
+    """Pattern of the tag after a tool call's arguments. It is empty if only the tag `closes` ends
+    the call."""
     argument: str
     """Pattern of the tag before an argument, with the group `key` and perhaps the group `type`."""
     argument_ends: str

@@ -1,1 +1,1 @@
-"""Parser of a model's text into content, reasoning and tool calls. Pure."""
+"""Parser of a model's text into content, reasoning and tool calls. No I/O, clock or threads."""

@@ -1,6 +1,6 @@
 """Texts within a model's reasoning that may be tool calls.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ Each character of such a call is certain: the tool as soon as its name is comple
 the arguments, which are JSON. So the call can be streamed as it grows, and a string may contain a closing
 mark.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,7 +48,7 @@ class ConstrainedCallParser:
         self._escaped = False
         self._whole = False
         self.name: str | None = None
-        """Name of the called tool. None until its arguments begin."""
+        """Name of the called tool. None until the text before the arguments is complete."""
         self.has_failed = False
         """Whether the text is no tool call in the expected layout."""
 
@@ -86,7 +86,8 @@ class ConstrainedCallParser:
         return stop, text[at:end]
 
     def _take_head(self, text: str) -> int:
-        """Parse the text before the arguments. Return the number of characters that belong to it."""
+        """Parse the text up to the start of the arguments, which holds the tool's name. Return the number of
+        characters taken from `text`."""
         at = 0
         while self._head not in self._heads and at < len(text):
             self._head, at = self._head + text[at], at + 1

@@ -1,6 +1,6 @@
 """Scanner that finds the strings in a growing JSON value. Marks of a tool call within them are plain text.
 
-Pure.
+No I/O, clock or threads.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Search for marks (such as `<tool_call>`) in a text, also for marks that the end of the text cuts off.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """State of a region (reasoning, tool calls or content) that has begun in an answer.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class OpenRegion:
     """Pieces of the JSON arguments of a tool call that a grammar constrains, in order. They are returned when
     the call is complete, or as they come."""
     syntax: CallSyntax | None = None
-    """Syntax of the region's tool calls. None until it is known."""
+    """Syntax in which the region's tool calls are written. None until enough of their text has come."""
     json: JsonScanner | None = None
     """Scanner of the JSON strings in the region's body. None if the body is not JSON."""
     could_end: bool = field(default=False, init=False)

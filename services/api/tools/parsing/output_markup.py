@@ -3,7 +3,7 @@
 A mark is a text that a model writes around a region of its answer, such as `<tool_call>`. It is one special
 token of some tokenizers, and several tokens of others.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ MalformedToolCall."""
 
 
 class ParsedCalls(NamedTuple):
-    """Tool calls at the beginning of a text, and the index at which they end."""
+    """Result of parsing tool calls at the beginning of a text: the calls, and where they end."""
 
     calls: Sequence[CompleteToolCall]
     end: int
@@ -133,7 +133,7 @@ def section_marks(opens: str, closes: str) -> tuple[SectionMark, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OutputMarkup:
-    """Marks of a model's reasoning and tool calls, by region of the answer."""
+    """Marks (such as `<think>` and `<tool_call>`) of one model's output formats, by region of the answer."""
 
     regions: tuple[TextRegion, ...] = ()
     sections: tuple[SectionMark, ...] = ()

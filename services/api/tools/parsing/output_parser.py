@@ -7,7 +7,7 @@ call that a grammar constrains may be returned as it grows. It can be cut off, b
 
 A mark counts only in positions where it makes sense. Reasoning comes at the beginning of an answer. A tool
 call begins after its mark in a syntax of its format. It ends where its JSON ends, or at the last mark that
-can end it. Pure.
+can end it. No I/O, clock or threads.
 """
 
 from itertools import chain
@@ -118,7 +118,7 @@ class OutputParser:
                 break
 
     def _step(self, *, last: bool) -> bool:
-        """Parse the next mark or the text before it. Return False if more text is needed to know the mark."""
+        """Parse the next mark, or the text before it. Return False if more text has to decide."""
         if self._open is None and self._opens_bare(last=last):
             return False
         now = self._open

@@ -1,6 +1,6 @@
 """Parts of a model's answer: content, reasoning and tool calls.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Callable, Mapping

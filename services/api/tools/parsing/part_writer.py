@@ -3,7 +3,7 @@
 Whitespace around reasoning and tool calls is formatting, and belongs to no part. It is content only if
 content and a tool call are on the same line.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class PartWriter:
     """Writer of one answer's parts. The parts do not depend on how the text was cut into pieces."""
 
     def __init__(self, sections: Sequence[SectionMark], *, calls_come: bool) -> None:
-        """Start to write an answer.
+        """Create the writer of one answer.
 
         `sections`: section marks of the model's format.
         `calls_come`: whether the answer may have tool calls, so that whitespace before them may be

@@ -1,6 +1,6 @@
 """Parsing of JSON tool calls that are followed by text, such as another call or a cut-off closing mark.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from collections.abc import Sequence

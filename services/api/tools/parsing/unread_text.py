@@ -1,6 +1,6 @@
 """Buffer of text that was not parsed yet. It bounds how much text is searched at once.
 
-Pure.
+No I/O, clock or threads.
 """
 
 from typing import Final
