@@ -16,7 +16,8 @@ from baton.rooms.worker_facts import ServedEngine
 
 
 class Hangup(Enum):
-    """Reason why the API stops reading a stream before its end."""
+    """Reason why the API stops reading a token stream before its end. It is given to
+    `TokenStream.hang_up`."""
 
     CLIENT_GONE = "client_gone"
     STOP_STRING = "stop_string"
@@ -99,7 +100,7 @@ class Limits:
     """Token limits of the model and of the running workers, and properties that all workers share."""
 
     context_tokens: int
-    """Most tokens, prompt and output together, that the model supports."""
+    """Context length of the model: most tokens of prompt and output together."""
     prompt_tokens: int
     """Longest prompt, in tokens, that fits the KV cache of the largest prefill worker. 0: no worker is known
     yet."""

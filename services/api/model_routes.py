@@ -20,7 +20,8 @@ from baton.rooms.worker_facts import ServedEngine
 
 class EnginePromises(TypedDict):
     engine: str | None
-    """Name of the inference engine. This field and the next two are null while no worker is known."""
+    """Name of the inference engine. `engine`, `dtype` and `batch_invariant` are null while no
+    worker is known."""
     dtype: str | None
     """Data type of the keys and values in the KV cache."""
     batch_invariant: bool | None

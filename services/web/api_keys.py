@@ -131,7 +131,8 @@ class ApiKeys:
 
 
 def first_key(given: Sequence[str], file: str, flag: str = FILE_FLAG) -> str:
-    """Return one API key, for the launcher's own requests, or "" if there is none. Raises StartupError."""
+    """Return one of the valid API keys, with which the launcher makes its own requests. Return "" if there is
+    none. Raises StartupError."""
     return next(iter((*given, *(_all_good(Path(file), flag) if file else ()))), "")
 
 

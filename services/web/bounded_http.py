@@ -30,7 +30,8 @@ PIPELINED_MAX: Final = 16
 PIPELINED_BYTES_MAX: Final = 64 * 1024
 """Most bytes of the requests that wait on a connection behind the one that is being answered."""
 FIELD_BYTES: Final = 128
-"""Memory of a header in addition to its text, bytes."""
+"""Estimated memory of one header in addition to its text, bytes. It counts in the memory of the
+connection."""
 
 
 class BoundedHttp(PlainHttp):

@@ -22,7 +22,8 @@ from baton.web.connection_limits import ConnectionEntry, ConnectionLimits
 log = Log(__name__)
 
 AT_ONCE: Final = 64
-"""Most connections that are accepted in a row before other events of the loop get their turn."""
+"""Most connections that are accepted in a row. After them, other events of the event loop are
+handled first."""
 HANDSHAKE_S: Final = 20.0
 PAUSE_S: Final = 0.1
 """Pause before accepting again, if not even one connection could be accepted and closed, seconds."""

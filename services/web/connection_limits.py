@@ -42,7 +42,7 @@ class ConnectionEntry:
         self.moved_s = time.monotonic()
         """Time, on the monotonic clock in seconds, at which the connection last received or sent bytes."""
         self.close: Callable[[], object] = _nothing
-        """Function that aborts the connection."""
+        """Function that closes the connection at once, without an answer."""
         self.can_close: Callable[[], bool] = _always
         """Function that returns whether the connection waits for its client, so that it may be closed."""
 

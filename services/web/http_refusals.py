@@ -58,7 +58,8 @@ def refusal_in(scope: Any) -> HttpRefusal | None:
 
 
 class RefusalMiddleware:
-    """ASGI middleware that answers refused requests for an application that does not."""
+    """ASGI middleware that answers refused HTTP requests itself. It is for applications that do not answer
+    refusals."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -35,7 +35,7 @@ PART_OF_GRACE: Final = 0.25
 """Upper bound of the time for which a client may read nothing while the server stops, as a fraction of the
 graceful time-out."""
 LOOKS: Final = 4
-"""Number of checks of all connections within the time for which a client may read nothing."""
+"""Number of times that all connections are checked within the time for which a client may read nothing."""
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),  # browsers do not guess the type
     ("Cross-Origin-Resource-Policy", "same-origin"),  # pages of other sites cannot embed it
@@ -98,17 +98,17 @@ class HttpServer:
     ) -> None:
         self._server = server
         self.limits = limits
-        """Limits on the connections of the server's port."""
+        """Limits on the number and the memory of the connections of the server's port."""
         self._task = task
         self._looking: asyncio.Task[None] | None = None
         self._allow(BoundedHttp.stalled_s)
         task.add_done_callback(lambda _: self._allow(None))
         self.port = port
-        """TCP port of the server."""
+        """TCP port on which the server listens."""
 
     @property
     def connections(self) -> list[BoundedHttp]:
-        """Open connections of the server."""
+        """List of the open connections of the server."""
         return [each for each in self._server.server_state.connections if isinstance(each, BoundedHttp)]
 
     async def stop(self) -> None:

@@ -8,7 +8,7 @@ IPV4_BYTES: Final = 4
 NETWORK_BITS: Final = 64
 """Number of leading bits of an IPv6 address that identify one household or host."""
 MAPPED: Final = bytes(10) + b"\xff\xff"
-"""First bytes of an IPv6 address that stands for an IPv4 address."""
+"""First 12 bytes of an IPv6 address that stands for an IPv4 address (`::ffff:`)."""
 
 
 def address_bytes(text: str) -> bytes | None:

@@ -45,7 +45,7 @@ class AnswerMessage(TypedDict):
     content: str | None
     refusal: None
     reasoning_content: str | None
-    """The model's reasoning, under the name that most clients read."""
+    """The model's reasoning, under the field name that most clients read."""
     reasoning: str | None
     """The model's reasoning again, under vLLM's newer name of the field."""
     tool_calls: NotRequired[list[MadeCall]]

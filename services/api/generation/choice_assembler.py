@@ -87,7 +87,8 @@ class AnswerParsing:
 
     parser: AnswerParser
     marks: Mapping[int, str]
-    """Texts of the special tokens that the parser has to see, such as `<tool_call>`, by token id."""
+    """Texts of the special tokens (such as `<tool_call>`) that the parser needs although they are left out of
+    decoded text, by token id."""
     name_call: Callable[[str, int], str]
     """Function that makes the id of a tool call. It takes the tool's name and the number of tool calls before
     this call."""
@@ -179,7 +180,7 @@ class ChoiceAssembler:
         self.request = request
         self.output_tokens = 0
         self.finish: FinishReason | None = None
-        """Finish reason of the choice. None until its last delta was passed on."""
+        """Finish reason of the choice as the client gets it. None until the last delta was returned."""
         self.calls = 0
         """Number of tool calls that the choice has so far."""
         self.reasoning_tokens = 0

@@ -122,7 +122,8 @@ class Rendering(Protocol):
         until a delta with something else is rendered."""
 
     def opening(self, choice: ChoiceAssembler) -> Sequence[Chunk]:
-        """Return the chunks that are sent before the first delta of a choice."""
+        """Return the chunks that are sent before the first delta of a choice, such as the one with
+        the role."""
 
     def logprobs(self, delta: Delta) -> Mapping[str, Any] | None:
         """Return the log-probabilities of a delta in the API's format, or None if the client did not ask for
@@ -133,13 +134,17 @@ class Rendering(Protocol):
         has nothing to show yet."""
 
     def closing(self, usage: Usage) -> Sequence[Chunk]:
-        """Return the chunks that are sent after the last choice has finished, such as one with the usage."""
+        """Return the chunks that are sent after the last choice has finished, such as the one with
+        token usage."""
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
         """Return the chunks that report an error and end a stream before its answer is complete."""
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> Mapping[str, Any]:
-        """Return the whole reply, as one JSON object that is not streamed. `parts`: the choices to return."""
+        """Return the whole reply as one JSON object, for a request without streaming.
+
+        `parts`: the choices to return. `usage`: token counts of the request.
+        """
 
 
 def best_of(drawn: Sequence[Collected], count: int) -> list[Collected]:

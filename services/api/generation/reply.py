@@ -33,7 +33,8 @@ rendered in a thread."""
 
 @dataclass(frozen=True, slots=True)
 class PendingAnswer:
-    """An admitted request with everything that is needed to generate its answer."""
+    """A request that passed all checks, with the worker requests, choices and rendering that generate its
+    answer."""
 
     backend: Backend
     choices: Sequence[ChoiceAssembler]

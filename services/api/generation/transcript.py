@@ -26,7 +26,8 @@ class Transcript:
             log.info("prompt", **names, choice=choice.index, prompt=prompt)
 
     def recording(self, emit: Emit) -> Emit:
-        """Return `emit` wrapped so that it also records the beginning of each choice's text, for `write`."""
+        """Return `emit` wrapped so that the beginning of each choice's text is also recorded. `write` logs it
+        later."""
 
         async def record(choice: ChoiceAssembler, delta: Delta) -> None:
             answer = self._answers[choice.index]

@@ -28,7 +28,7 @@ from baton.web.ip_addresses import network_of
 PROBES: Final = frozenset({"/health", "/ping", "/ready"})
 """Paths of a platform's health probes, which need no API key. Their responses reveal only yes or no."""
 IN_STATE: Final = "caller"
-"""Key of the caller's identity in the state dictionary of a request's ASGI scope."""
+"""Name of the entry, in the state of a request's ASGI scope, that holds the caller's identity."""
 PREFIX_OWNER: Final = "prefix_owner"
 """Name of the entry, in the state of a request's ASGI scope, that identifies a caller with a prefix cache of
 its own."""

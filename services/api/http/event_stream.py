@@ -53,7 +53,8 @@ class EventStream:
     keep-alives."""
 
     def __init__(self, send: Send, framing: Framing, silence_s: float) -> None:
-        """Start the timer of the keep-alives. `silence_s`: longest time in seconds without a byte."""
+        """Start a stream that has sent nothing yet, and the timer of its keep-alives. `silence_s`: longest
+        time in seconds without a byte."""
         self._send = send
         self.framing = framing
         self._silence_s = silence_s

@@ -40,7 +40,8 @@ class HttpExchange:
     headers: Mapping[str, str]
     """Request headers, by name in lower case. If a header is repeated, the first value counts."""
     trace: TraceContext | None
-    """Trace context that the client sent. Once the request has a span, it is the span's context."""
+    """Trace context (W3C) that the client sent. After `begin_span` it is the context of the
+    request's own span."""
     has_own_id: bool = False
     """Whether the client chose the request id."""
     error_format: ErrorFormat = OPENAI
@@ -53,12 +54,12 @@ class HttpExchange:
     output_tokens: int | None = None
     cached_tokens: int | None = None
     choices: int | None = None
-    """Number of choices that were generated for the request."""
+    """Number of choices that were generated for the request, for its log line. None before that."""
     finish_reasons: tuple[str, ...] = ()
     failure: ApiError | None = None
     """Error that the client got for this request, as an HTTP status or as the last event of a stream."""
     send: Send | None = None
-    """ASGI function that sends the response."""
+    """ASGI function that sends messages of the response. None while no response can be sent."""
     events: EventStream | None = None
     """Event stream of the response. None if the response is not a stream."""
     render_failure: RenderFailure | None = None

@@ -45,7 +45,8 @@ log = Log(__name__)
 
 
 class ApiMiddleware:
-    """Pure ASGI middleware that wraps the whole application."""
+    """Outermost middleware of the API: request ids, access control, metrics, logging and error answers. It is
+    written for ASGI directly."""
 
     def __init__(
         self,

@@ -33,11 +33,11 @@ STATUSES: Final[Mapping[int, str]] = {
     503: "A side has no worker, or the request failed on all the pairs that it was given.",
 }
 ANY: Final = (400, 401, 421, 429, 500)
-"""Error statuses that every route may return."""
+"""Error statuses that every route may return, for its OpenAPI description."""
 NAMING: Final = (404,)
-"""Error statuses of a route whose path names an object, such as a model."""
+"""Error statuses of a route whose path names an object, such as a model, for its OpenAPI description."""
 TAKING: Final = (404, 408, 413, 415)
-"""Error statuses of a route that takes a request body."""
+"""Error statuses of a route that takes a request body, for its OpenAPI description."""
 GENERATING: Final = (*TAKING, 503)
 KEY: Final = "key"
 BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
@@ -46,7 +46,8 @@ AnswerType = Any
 """Type of a response body: a `TypedDict` class, or a named union of such classes."""
 
 _shapes: dict[str, AnswerType] = {}
-"""Types of request and response bodies that routes refer to, by name."""
+"""Types of request and response bodies in the OpenAPI document, by the name under which routes
+refer to them."""
 
 
 def describe(

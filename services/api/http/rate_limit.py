@@ -22,7 +22,7 @@ class RateLimit:
         self._full_s: OrderedDict[bytes, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of callers that are remembered."""
+        """Return the number of callers whose token buckets are stored."""
         return len(self._full_s)
 
     def take(self, caller: bytes) -> float:

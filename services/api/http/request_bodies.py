@@ -32,12 +32,13 @@ from baton.web.http_refusals import refusal_in
 POOL_BYTES: Final = 128 * 2**20
 """Least size in bytes of the memory pool for all bodies. The pool is larger if large bodies are allowed."""
 CALLER_BODIES_MIN: Final = 4
-"""Number of bodies of the largest allowed size that fit into one caller's share of the memory pool."""
+"""Least number of request bodies of the largest allowed size that fit into one caller's share of the memory
+pool."""
 BEGINNING_BYTES: Final = 64 * 2**10
 """Number of leading bytes of each body that count in the separate memory pool for the beginnings of
 bodies."""
 BEGINNINGS_BYTES: Final = 128 * 2**20
-"""Size in bytes of the pool for the beginnings of all bodies."""
+"""Size in bytes of the memory pool in which the first BEGINNING_BYTES bytes of each request body count."""
 LARGE_BYTES: Final = 2**20
 """Body size in bytes above which freed memory is returned to the operating system after the request."""
 GIVE_BACK_AFTER_S: Final = 1.0
@@ -70,7 +71,8 @@ class RequestBodies:
         self._giving_back: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Return the bytes of all bodies that count against the memory limits now."""
+        """Return the number of bytes of all request bodies that count against the memory limits at
+        present."""
         return self._beginnings.bytes + self._rests.bytes
 
     @asynccontextmanager

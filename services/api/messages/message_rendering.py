@@ -66,7 +66,7 @@ class MessagesRendering:
         }
         self._hides = body.thinking is not None and body.thinking.display == "omitted"
         self._place = -1
-        """Index of the last content block in the message, or -1 before the first block."""
+        """Index, in the message, of the content block that was begun last; -1 before the first block."""
         self._open: type[ContentDelta] | type[ReasoningDelta] | type[AnsweredCallStart] | None = None
         """Type of the content block that was begun last. None if no block is open."""
         self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None

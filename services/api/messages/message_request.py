@@ -103,7 +103,8 @@ class ThinkingBlockParam(Shape):
 
 
 class RedactedThinking(Shape):
-    """A content block with reasoning that only Anthropic can read. It is left out of the prompt."""
+    """A content block of encrypted reasoning that only Anthropic's servers can read. It is left out of the
+    prompt."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
@@ -151,7 +152,8 @@ def _content(value: Any, blocks: TypeAdapter[Any]) -> Any:
 
 
 def _blocks(**kinds: type[Shape]) -> PlainValidator:
-    """Return a validator for content that is a text or a list of blocks of these types."""
+    """Return a pydantic validator for content that is a text or a list of content blocks. `kinds`: schema of
+    each allowed block, by its `type`."""
     each = Annotated[Any, PlainValidator(partial(_kind, kinds=kinds))]
     listed = TypeAdapter(Annotated[list[each], FailFast(), Field(max_length=BLOCKS_MAX)])
     told: Any = GenericAlias(list, (reduce(or_, kinds.values()),))
@@ -273,7 +275,7 @@ class ToolParam(Shape):
 class ToolChoice(Shape):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    """Name of the tool that has to be called, if the choice's type is `tool`."""
+    """Name of the tool that has to be called, if `type` is `tool`. Absent for other types of tool choice."""
     disable_parallel_tool_use: bool = False
 
 

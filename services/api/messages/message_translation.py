@@ -34,7 +34,7 @@ from baton.api.requests.field_paths import FieldPaths, made
 from baton.api.requests.schemas import ChatRequest, Sampled
 
 BETWEEN: Final = "\n\n"
-"""Separator between the texts of two messages that become one message of the chat."""
+"""Text that separates the texts of two messages that become one message of the chat."""
 BILLING: Final = "x-anthropic-billing-header:"
 """Beginning of a system text with which Claude Code tells Anthropic the payer. The text is left out: it comes
 first and differs in each request, so that no two prompts would share a prefix."""

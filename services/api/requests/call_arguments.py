@@ -17,7 +17,8 @@ from pydantic_core import from_json
 ESCAPES: Final = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
-"""Pattern of a JSON escape: a pair of surrogates, a lone surrogate (the group), or any other."""
+"""Pattern of one JSON escape. Its group matches only a lone surrogate, which stands for no character. A pair
+of surrogates matches without the group."""
 EMPTY: Final = "{}"
 
 
@@ -60,7 +61,8 @@ def arguments_text(value: str | Mapping[str, Any]) -> str:
 
 
 def _is_followed(text: str) -> bool:
-    """Return whether the text has more than whitespace after a complete JSON value."""
+    """Return whether the text begins with a complete JSON value that other text follows. Such a text is no
+    cut-off value."""
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ STOP_STRING_CHARS_MAX: Final = 1024
 PROMPTS_MAX: Final = 64
 """Most prompts in one /v1/completions request. Each prompt is served as a request of its own."""
 ANSWERS_MAX: Final = 512
-"""Most choices that are generated for one request, over all its prompts."""
+"""Most choices that one request may generate, counted over all its prompts."""
 MESSAGES_MAX: Final = 8192
 COMPLETION_TOKENS_DEFAULT: Final = 16
 """Default of `max_tokens` for /v1/completions only, as in OpenAI's API."""

@@ -18,7 +18,7 @@ class OfferedTool:
     parameters: Mapping[str, Any]
     """JSON schema of the tool's arguments. It is empty if the request gives no schema."""
     is_strict: bool
-    """Whether the arguments of a call have to match the schema."""
+    """Whether the arguments of a call have to match the tool's JSON schema (`strict`)."""
     template: Mapping[str, Any]
     """Definition of the tool as the chat template gets it."""
 
@@ -31,13 +31,13 @@ class ToolOptions:
     is_forced: bool = False
     """Whether the answer has to contain a tool call."""
     forced_name: str | None = None
-    """Name of the only tool that may be called. None: the request names no such tool."""
+    """Name of the only tool that the answer may call. None if the request forces no single tool."""
     are_parallel: bool = True
     """Whether one answer may contain several tool calls."""
 
     @property
     def callable(self) -> Sequence[OfferedTool]:
-        """Tools that the answer may call."""
+        """Tools that the answer may call: the forced one, or all offered ones."""
         if self.forced_name is None:
             return self.offered
         return [tool for tool in self.offered if tool.name == self.forced_name]
@@ -95,7 +95,7 @@ class Meaning:
     tools: ToolOptions = field(default_factory=ToolOptions)
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     continued: str | None = None
-    """Text of the last message, if the answer continues that message. Otherwise None."""
+    """Text of the last message, if the model continues that message. Otherwise None."""
     shows_prompt: bool = False
     """Whether the response includes the prompt: its text, or the log-probabilities of its tokens."""
     stop: Sequence[str] = ()

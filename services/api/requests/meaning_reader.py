@@ -73,7 +73,8 @@ def completion_meaning(body: CompletionRequest) -> Meaning:
 
 
 def _with_shared_fields(meaning: Meaning, body: ChatRequest | CompletionRequest) -> Meaning:
-    """Return `meaning` with the options that chats and text completions have in common."""
+    """Return `meaning` with the request options that chat and text completions have in common, read from
+    `body`."""
     options = body.stream_options
     return replace(
         meaning,
@@ -136,7 +137,7 @@ def check_tools(tools: Sequence[Tool]) -> set[str]:
 
 
 def offered_tools(tools: Sequence[Tool]) -> tuple[OfferedTool, ...]:
-    """Return all tools of a request as `OfferedTool`s, whatever its `tool_choice`."""
+    """Return all tools that a request offers, including those that its `tool_choice` does not allow."""
     return tuple(
         OfferedTool(
             param=f"tools[{index}]",

@@ -41,7 +41,7 @@ HIDDEN_PARTS: Final = frozenset({"redacted_thinking", "reasoning.encrypted"})
 CALL_PART: Final = "tool_use"
 OTHER_PARTS: Final = REASONING_PARTS.keys() | HIDDEN_PARTS | {CALL_PART}
 ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning"})
-"""Types of Responses API items that have no role."""
+"""Types of the Responses API's conversation items that have no role and are no messages."""
 ENVELOPE: Final = frozenset(
     {"id", "type", "status", "phase", "object", "created", "model", "usage", "index", "logprobs"}
     | {"finish_reason", "stop_reason", "stop_sequence", "stop_details", "container", "context_management"}

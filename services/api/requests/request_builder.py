@@ -37,7 +37,7 @@ SEEDS: Final = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits and rules that a deployment sets for every request."""
+    """Limits and rules of the deployment that apply to every request, set by the operator."""
 
     clips: bool = False
     """Whether a `max_tokens` that does not fit is lowered to what fits, for every request."""

@@ -234,7 +234,7 @@ class RecommendedSampling(Shape):
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[Whole, Field(ge=-1)] = -1
-    """Number of likeliest tokens to sample from; -1 and 0: all tokens."""
+    """Number of most likely tokens from which the next token is sampled; -1 and 0: all tokens."""
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
 
@@ -340,11 +340,11 @@ class Reasoning(Shape):
 
     effort: Effort | None = None
     reasoning_effort: Effort | None = None
-    """The same as `effort`, by SGLang's name."""
+    """Reasoning effort, under SGLang's name for the field `effort`."""
     enabled: bool | None = None
-    """Whether the model reasons. Absent: as its chat template decides."""
+    """Whether the model reasons before it answers. Absent: the chat template's default."""
     exclude: bool = False
-    """Whether reasoning is left out of the response."""
+    """Whether the model's reasoning is left out of the response. The model still reasons."""
 
 
 class ChatRequest(GenerationRequest, Conversation):

@@ -8,7 +8,7 @@ from baton.api.requests.schemas import CompletionRequest, GenerationRequest
 from baton.rooms.request import SCORES_MAX
 
 ALL: Final = -1
-"""Number of alternatives that stands for all tokens of the vocabulary."""
+"""Value of a field that asks for alternative tokens, if it asks for all tokens of the vocabulary."""
 
 
 def scored(body: GenerationRequest) -> tuple[int | None, str]:

@@ -113,7 +113,8 @@ INSTEAD: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedFields:
-    """Ignored and refused fields of one API's bodies. For OpenAI's, they are in this module's tables."""
+    """Request fields that one API's bodies may have and that Baton ignores or refuses. The defaults of this
+    class hold none."""
 
     ignored: frozenset[str] = frozenset()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

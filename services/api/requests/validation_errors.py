@@ -29,7 +29,7 @@ TYPES: Final[Mapping[str, str]] = {
     "model_type": "an object",
     "string_type": "a text",
 }
-"""Name of the expected type in error messages, by pydantic's error code for a value of another type."""
+"""Name of the expected type, for error messages, by pydantic's error code for a value of the wrong type."""
 VALUES: Final[Mapping[str, Words]] = {
     "finite_number": lambda _: "it has to be a finite number",
     "greater_than": lambda told: f"it has to be above {_number(told['gt'])}",
@@ -44,7 +44,7 @@ VALUES: Final[Mapping[str, Words]] = {
     "too_short": lambda _: "it is empty",
 }
 OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type", "schema_type"})
-"""Error codes of Baton's own validators that mean a value of another type."""
+"""Error codes of Baton's own validators for a value of the wrong type. pydantic's codes are in `TYPES`."""
 QUOTE: Final = "'"
 NEIGHBOUR_CUTOFF: Final = 0.75
 

@@ -12,7 +12,7 @@ from baton.api.requests.schemas import Message, Shape, read_message, reasoning_o
 ROLES: Final = ("user", "assistant", "system", "developer")
 PARTS_MAX: Final = 8192
 NO_CALL: Final = "none"
-"""Call id that a tool result gets if it comes without one."""
+"""Call id of a tool result in a message of another API that names no tool call."""
 
 
 def texts_of(value: Any) -> Any:
@@ -44,7 +44,7 @@ class MessageItem(Shape):
     id: Id | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
-    """Phase of an assistant's message. The model does not see it."""
+    """Phase of an assistant's message: commentary or final answer. It is left out of the prompt."""
 
 
 class CallItem(Shape):
@@ -158,7 +158,8 @@ def kind_of_input(value: Any) -> str:
 
 
 def items_of(message: Message) -> list[tuple[CompleteItem, str]]:
-    """Return the items for a message in another API's form, each with the path of its field."""
+    """Return the Responses API items for a message in another API's form, each with the path of its field in
+    that message."""
     texts = message.content or ""
     content: Any = texts if isinstance(texts, str) else _parts(texts, "input_text")
     if message.role == "tool":

@@ -94,11 +94,13 @@ class ResponseBuilder:
         return [*events, *self._begun(now)]
 
     def add_arguments(self, arguments: str) -> list[ResponsesEvent]:
-        """Add text to the arguments of the tool call that is being written, and return the events."""
+        """Add text to the arguments of the tool call that is being written, and return the events that stream
+        it."""
         return self._open.grow(arguments) if isinstance(self._open, _Call) else []
 
     def close(self, status: ItemStatus = COMPLETED) -> list[ResponsesEvent]:
-        """End the item that is being written, with this status, and return the events."""
+        """End the output item that is being written, with the given status, and return the events that report
+        it."""
         now, self._open = self._open, None
         if now is None:
             return []
@@ -121,7 +123,7 @@ class _Growing(Protocol):
     """Interface of an output item that is being written."""
 
     place: int
-    """Index of the item in the response's output."""
+    """Index of the item in the output list of the response."""
 
     def item(self, status: ItemStatus) -> OutputItem: ...
 

@@ -91,7 +91,8 @@ class ResponsesRendering:
         )
 
     def logprobs(self, delta: Delta) -> ContentLogprobs | None:
-        """Return the log-probabilities of a delta's content, without those of reasoning and tool calls."""
+        """Return the log-probabilities of a delta's content. Those of reasoning and tool calls are left out.
+        None if the client asked for none."""
         if not self.shows_logprobs:
             return None
         own = chat_logprobs(delta.tokens, self._tokenizer, self._token_text)["content"]

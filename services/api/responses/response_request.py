@@ -183,7 +183,7 @@ class ReasoningConfig(Shape):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """Older name of the field `summary`."""
+    """Older name of the field `summary`, which asks for a summary of the reasoning."""
     context: Literal["auto", "all_turns"] | None = None
     """Which reasoning of earlier turns the model sees. Here it sees all that is sent and that its chat
     template shows."""
@@ -194,7 +194,8 @@ class ResponseStreamOptions(Shape):
     include_usage: bool = False
     """Whether a stream has the usage. The field is ignored, because the last event always has it."""
     include_obfuscation: bool = False
-    """Whether events are padded against traffic analysis. Here they never are."""
+    """Whether events are padded against traffic analysis. The field is accepted, and Baton never
+    pads them."""
 
 
 class ResponsesRequest(Sampled):
@@ -240,7 +241,8 @@ class ResponsesRequest(Sampled):
 
     @property
     def summary(self) -> str | None:
-        """Form in which the request wants reasoning summarised, by either name of the field."""
+        """Kind of summary of the reasoning that the request asks for (auto, concise, detailed). None if it
+        asks for none."""
         return self.reasoning.summary or self.reasoning.generate_summary
 
     def tool_lists(self) -> Iterator[tuple[str, Sequence["FunctionTool | NamespaceTool | OtherTool"]]]:
@@ -263,7 +265,8 @@ class ResponsesRequest(Sampled):
                 yield function, namespace, where
 
     def other_tools(self) -> Iterator[tuple[OtherTool, str]]:
-        """Yield the tools of the request that are not supported, each with its path in the body."""
+        """Yield the tools of the request whose type Baton does not support, each with its path in
+        the body."""
         for path, tools in self.tool_lists():
             for place, tool in enumerate(tools):
                 if isinstance(tool, OtherTool):

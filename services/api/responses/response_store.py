@@ -98,7 +98,8 @@ class ResponseStore:
         return owner in self._owners and answer["id"] in self._owners[owner].answers
 
     def find(self, id_: str, owner: bytes) -> StoredResponse | None:
-        """Return the owner's response with this id, or None. The response counts as just used."""
+        """Return the owner's stored response with this id, or None. The response becomes the most recently
+        used one."""
         owned = self._owners.get(owner)
         if owned is None or id_ not in owned.answers:
             return None

@@ -95,7 +95,7 @@ def _why_not(kept: ResponseStore) -> str:
 
 
 def _read(item: Mapping[str, Any]) -> CompleteItem:
-    """Return a stored item of a conversation after validation. Raises ApiError."""
+    """Return an item of a stored conversation, read from JSON and validated. Raises ApiError."""
     try:
         return TOLD.validate_python(item)
     except ValidationError as error:
@@ -235,6 +235,7 @@ def _format(asked: TextFormat | None) -> dict[str, Any] | None:
 
 
 def _words(body: ResponsesRequest) -> dict[str, Any]:
-    """Return the variables for the chat template. The verbosity of the text is one of them."""
+    """Return the variables for the chat template that the request sets, including the verbosity of
+    the text."""
     verbosity = body.text.verbosity
     return ({} if verbosity is None else {"verbosity": verbosity}) | body.chat_template_kwargs

@@ -107,7 +107,7 @@ def response_routes(
 
 @dataclass(frozen=True, slots=True)
 class _Renderings:
-    """Factory of the objects that render responses."""
+    """Factory of the renderers of responses, with what all responses of one application share."""
 
     model: Model
     clock: Clock

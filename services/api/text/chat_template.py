@@ -61,10 +61,11 @@ NO_WORDS: Final[Mapping[str, Any]] = {}
 
 
 class Calls(NamedTuple):
-    """Form in which a template expects the tool calls of earlier turns."""
+    """Form in which a chat template expects the tool calls of earlier turns. It is found by trying
+    the forms."""
 
     objects: bool
-    """Whether the arguments of a call are an object, instead of JSON text."""
+    """Whether the template needs a tool call's arguments as an object. Otherwise it needs JSON text."""
     content: str | None
     """Content that the template needs in an assistant's message that has only tool calls: None or ""."""
     short_ids: bool

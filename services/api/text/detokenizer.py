@@ -26,7 +26,8 @@ CUT_TOKENS_MAX: Final = 8
 
 
 class Codec(Protocol):
-    """Methods of `tokenizers.Tokenizer` that the detokenizer uses. Safe to call from several threads."""
+    """Interface of the methods of `tokenizers.Tokenizer` that the detokenizer uses. They may be called from
+    several threads."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
     def to_str(self) -> str: ...

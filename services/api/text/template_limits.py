@@ -13,11 +13,13 @@ GROWTH_MAX: Final = 16
 """Most times that the text of a message may appear in the rendered prompt. A template writes a message
 once."""
 FRAME_CHARS_MAX: Final = 1024
-"""Most characters that a template may write around one message."""
+"""Most characters that a chat template may write around one message, such as its role. A template that writes
+more is faulty."""
 FRAME_VALUE_CHARS: Final = 32
 """Characters that a number, boolean or null in the input of a template counts as."""
 PREFACE_CHARS_MAX: Final = 2**20
-"""Most characters that a template may write in addition to the messages."""
+"""Most characters that a chat template may write in addition to the messages, such as a preface
+about tools."""
 MESSAGE_EXTRAS: Final = ("tool_calls", "reasoning_content")
 """Fields of a message that a template renders in addition to the content."""
 COUNTED: Final = "baton_counted"
@@ -76,7 +78,8 @@ def chars_in(value: Any) -> int:
 
 
 def most_chars(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the most characters that a template may write for these messages."""
+    """Return the most characters that a chat template may write for these messages. A template that writes
+    more is stopped."""
     chars = PREFACE_CHARS_MAX
     for message in messages:
         content = message["content"] or ""

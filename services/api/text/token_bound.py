@@ -64,10 +64,12 @@ class _Bound:
     counts_wide_spaces: bool
     """Whether the bound counts whitespace characters beyond ASCII. Some tokenizers drop or replace them."""
     long_tokens: tuple[str, ...]
-    """Added tokens that cover more bytes than `bytes_per_token`."""
+    """Texts of added tokens that are longer than `bytes_per_token`. The bound leaves out each of them that a
+    text contains."""
 
     def counted_bytes(self, text: str) -> int:
-        """Return the number of bytes of `text` that ordinary tokens must cover."""
+        """Return how many bytes of `text` surely become part of ordinary tokens, which is what the bound
+        counts."""
         raw = text.encode("utf-8", "surrogatepass")
         size = len(raw.translate(None, self.uncounted))
         if not self.counts_wide_spaces and len(raw) > len(text):

@@ -96,7 +96,7 @@ class Tokenizer:
 
     @property
     def floor(self) -> TokenBound:
-        """Lower bound on the number of tokens of a text, for this tokenizer."""
+        """Lower bound on the number of tokens of a text. It is computed from the text's length."""
         return self._floor
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:

@@ -35,7 +35,8 @@ from baton.runtime.errors import StartupError
 
 TEMPLATE: Final = "response_template"
 PREFIX_TOKENS: Final = 512
-"""Number of tokens at a prompt's end in which a response template may find the start of the answer."""
+"""Number of tokens at a prompt's end that are given to a response template. The template may find the start
+of the answer in them."""
 
 
 @dataclass(frozen=True, slots=True)

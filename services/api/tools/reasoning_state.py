@@ -13,7 +13,8 @@ TAIL_TOKENS: Final = 16
 
 
 class ReasoningState(Enum):
-    """State of the model's reasoning block at the end of a prompt."""
+    """State of the model's reasoning block at the end of a prompt: whether it has been opened or closed, or
+    may still begin."""
 
     NONE = "none"
     """State in which reasoning is not separated from content: the model has none, or the request turns this

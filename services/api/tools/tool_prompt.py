@@ -46,7 +46,7 @@ def with_tool_prompt(messages: Sequence[Plain], tools: Sequence[Plain], *, has_s
 
 
 def with_calls_as_text(messages: Sequence[Plain]) -> list[Plain]:
-    """Return the messages with each tool call written into the text of its message."""
+    """Return chat messages with each tool call written as text into the content of its message."""
     made = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -61,7 +61,8 @@ def with_calls_as_text(messages: Sequence[Plain]) -> list[Plain]:
 
 
 def with_results_as_text(messages: Sequence[Plain]) -> list[Plain]:
-    """Return the messages with tool results as the user's. Consecutive results become one message."""
+    """Return chat messages with tool results written as text in the user's messages. Consecutive results
+    become one message."""
     made: list[Plain] = []
     open_ = False
     for message in messages:

@@ -19,7 +19,8 @@ SEPARABLE: Final = frozenset(
 """Keywords of a tool's schema that do not relate several properties. A tool with other keywords is refused.
 """
 PLAIN: Final = frozenset({"type", "title", "description", "default", "examples"})
-"""Schema keywords of a string argument that allow any string."""
+"""Schema keywords that do not restrict a string argument. A string with only these keywords may be
+any text."""
 SHARED: Final = ("$defs", "definitions", "x-guidance")
 """Keywords of a tool's schema that are copied into the schema of each single property, which may refer to
 them."""

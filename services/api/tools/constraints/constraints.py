@@ -224,7 +224,8 @@ def _limits(body: GenerationRequest, model: Model) -> Iterator[Constraint]:
 
 
 def _tokens(ids: Sequence[int]) -> str:
-    """Return the grammar expression for any one of these tokens, written as ranges of ids."""
+    """Return a grammar expression that matches any one of the tokens with these ids. It is written as ranges
+    of ids."""
     ranges: list[list[int]] = []
     for id_ in sorted(set(ids)):
         if ranges and ranges[-1][1] == id_ - 1:
@@ -283,7 +284,8 @@ def _pattern(param: str, pattern: str) -> _Blanks:
 
 
 def _content_constraints(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Constraint]:
-    """Yield one constraint for each field of a request that constrains the content."""
+    """Yield the constraint of each request field that constrains the answer's content. There is at most one
+    for each field."""
     options = BLANKS if blanks is None else blanks.options
     if body.response_format is not None:
         yield from _of_response_format(body.response_format, options)

@@ -28,7 +28,8 @@ FORMATS: Final[Mapping[str, str]] = {
 }
 """Regular expression of a property name, by the `format` of the name. In any other format every name fits."""
 REFERENCES_MAX: Final = 256
-"""Most references that are followed in the `propertyNames` schemas of one document."""
+"""Most references that are followed to read all `propertyNames` schemas of one document. A document with more
+is refused."""
 
 
 class NamesInexpressible(ValueError):
@@ -64,7 +65,8 @@ class PropertyNamesReader:
         self._left = REFERENCES_MAX
 
     def names(self, schema: Any) -> PropertyNames:
-        """Return the set of property names that fit `schema`. Raises NamesInexpressible."""
+        """Return the set of property names that the `propertyNames` schema `schema` allows. Raises
+        NamesInexpressible."""
         if is_anything(schema):
             return ANY
         if not isinstance(schema, Mapping) or "string" not in types_in(schema):

@@ -40,14 +40,15 @@ ABOUT: Final[Mapping[str, frozenset[str]]] = {
     "string": frozenset({"pattern", "minLength", "maxLength", "format"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
-"""Schema keywords that constrain only values of one type, by that type."""
+"""Schema keywords that constrain only values of one JSON type, by the name of that type."""
 DESCRIPTIVE: Final[Mapping[str, frozenset[str]]] = {
     "object": frozenset(
         {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
     ),
     "array": frozenset({"items", "prefixItems"}),
 }
-"""Schema keywords from which a missing `type` is inferred, by the inferred type."""
+"""Schema keywords that describe values of one type, by the name of that type. If the schema has one of them
+and no `type`, the type is inferred."""
 TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
 """Schema keywords that already determine the values. If one is present, no missing `type` is inferred."""
 IN_PLACE: Final = frozenset(
@@ -233,7 +234,8 @@ def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
-    """Return the types that a schema allows, in the order of its `type`. Without `type` it allows all."""
+    """Return the names of the JSON types that a schema allows, in the order of its `type`. A schema without
+    `type` allows all."""
     given = schema.get("type", list(TYPES))
     return [given] if isinstance(given, str) else [*given]
 

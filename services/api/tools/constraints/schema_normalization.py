@@ -69,7 +69,7 @@ def normalized(schema: Mapping[str, Any]) -> Keywords:
 
 
 class _Document:
-    """A JSON schema that is being normalized, and the targets of its references."""
+    """A JSON schema that is being normalized, with its definitions and the targets of its references."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -98,7 +98,8 @@ class _Document:
         return document
 
     def _find_targets(self) -> None:
-        """Find the targets of references outside of `$defs`, and choose names under which to define them."""
+        """Find the targets of references that are not in `$defs`, and choose a definition name for each of
+        them."""
         open_schemas: list[Any] = [self._root]
         while open_schemas:
             for schema in schemas_within(open_schemas.pop()):
@@ -194,7 +195,7 @@ class _Document:
         return _reference_to(name)
 
     def _free_name(self) -> str:
-        """Return a name that neither the request's nor a new definition has."""
+        """Return a name for a new definition that no other definition in the schema has."""
         number, used = len(self._moved), {*self._root.get("$defs", {}), *self._moved.values()}
         while f"schema_{number}" in used:
             number += 1

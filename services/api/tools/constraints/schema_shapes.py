@@ -12,7 +12,7 @@ COUNTS: Final = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
     | {"minContains", "maxContains"}
 )
-"""Schema keywords whose value is a count."""
+"""Schema keywords whose value is a number of characters, items or properties."""
 NAMED_TYPES: Final = (*TYPES, "integer")
 
 
@@ -84,7 +84,8 @@ SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def check_shape(schema: Mapping[str, Any]) -> None:
-    """Raise SchemaRefused if a keyword of `schema` itself, not of a subschema, has a wrong kind of value."""
+    """Raise SchemaRefused if a keyword of this schema has a value of the wrong kind. Subschemas are not
+    checked."""
     for word, value in schema.items():
         if word in SHAPES and not SHAPES[word][0](value):
             raise SchemaRefused(f"'{word}' has to be {SHAPES[word][1]}")

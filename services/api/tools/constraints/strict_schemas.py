@@ -18,7 +18,8 @@ to `properties` is not rewritten."""
 OPENING: Final = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
 )
-"""Keywords with which a schema itself decides about properties that it does not name."""
+"""Schema keywords by which an object schema itself states which properties it allows beyond the
+named ones."""
 
 
 def without_unnamed_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -43,7 +44,8 @@ def _rewritten(schema: Any, _: object = None) -> Any:
 
 
 def _names_all(schema: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
-    """Return whether each required property of a schema is among its named properties."""
+    """Return whether each property that a schema requires is in `named`, the properties with schemas of their
+    own."""
     required = schema.get("required", ())
     return isinstance(required, list | tuple) and all(each in named for each in required)
 

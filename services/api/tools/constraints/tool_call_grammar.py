@@ -67,7 +67,8 @@ def constrained_format(
 
 
 def call_layout(named: NamedFormat) -> CallLayout | None:
-    """Return the layout of a format's tool calls for their parser, or None if the arguments are not JSON."""
+    """Return the texts around a tool call's name and JSON arguments, for `ConstrainedCallParser`. Return None
+    if the format's arguments are not JSON."""
     layout = named.layouts
     if not isinstance(layout, JsonCallLayout):
         return None
@@ -152,9 +153,10 @@ class _Calls:
     layout: JsonCallLayout | ArgumentLayout
     term: Term
     names: str
-    """Grammar expression for one tool call after its opening mark: an alternative for each tool."""
+    """Grammar expression for one tool call after its opening mark, with an alternative for each tool that may
+    be called."""
     all: str
-    """Grammar expression for all tool calls of an answer."""
+    """Grammar expression for all tool calls of an answer, with their opening and closing marks."""
     is_single: bool
     """Whether the answer has at most one tool call."""
 
@@ -250,7 +252,8 @@ def _argument_call(
 
 
 def _check_format(tools: ToolOptions, own: NamedFormat | None, named: NamedFormat) -> None:
-    """Raise ApiError if optional tool calls would be written in a format that is not the model's own."""
+    """Raise ApiError for strict tools on a model whose own tool-call format cannot be constrained. `own`: the
+    model's format. `named`: format in which constrained calls would be written."""
     if own is None or own is named:
         return
     param = next(f"{tool.param}.function.strict" for tool in tools.offered if tool.is_strict)

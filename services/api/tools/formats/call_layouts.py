@@ -46,7 +46,7 @@ class ArgumentLayout:
     between: str = ""
     """Literal text between two arguments of a tool call."""
     after: tuple[str, ...] = ()
-    """Marks and texts after the last argument of a tool call."""
+    """Marks and literal texts after the last argument of a tool call, in order."""
     text: tuple[str, str] | None = None
     """Marks before and after an argument of type string, in place of quotes. None if it is a JSON string."""
     quotes: bool = True

@@ -60,7 +60,8 @@ class _GemmaReader:
         self.at = 0
 
     def call(self) -> tuple[str, Any]:
-        """Return the name and the arguments of the tool call. Raises MalformedToolCall."""
+        """Parse the tool call `call:name{…}`, and return its name and its arguments. Raises
+        MalformedToolCall."""
         found = CALL.match(self._text)
         if found is None:
             raise MalformedToolCall(self._text)

@@ -121,7 +121,8 @@ def decoded(text: str, at: int = 0) -> tuple[Any, int]:
 
 
 def _objects(text: str) -> list[CompleteToolCall]:
-    """Return the tool calls in JSON objects, or lists of them, in a row. Raises MalformedToolCall."""
+    """Return the tool calls of a text that is a sequence of JSON objects, or lists of them. Raises
+    MalformedToolCall."""
     calls: list[CompleteToolCall] = []
     at = _skip(text, 0)
     while at < len(text):

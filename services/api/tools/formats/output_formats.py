@@ -53,7 +53,8 @@ def _kimi_id(name: str, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """Format of a model's tool calls or of its reasoning, its names, and the signs that identify it."""
+    """A model's format for tool calls or for reasoning: its names in settings, and the texts by which a chat
+    template is recognised."""
 
     names: tuple[str, ...]
     """Names of the format in settings. The first is Baton's own, the others are those of other servers."""
@@ -124,7 +125,8 @@ KIMI_K3_SECTIONS: Final = (
         for text in ("<|close|>response<|sep|>", "<|close|>message<|sep|>")
     ),
 )
-"""Marks of Kimi K3 around the content of an answer, and around all of the answer."""
+"""Section marks of Kimi K3's format, around the content of an answer and around the whole answer. They are
+left out of the content."""
 
 GEMMA_4: Final = ArgumentLayout(
     "<|tool_call>",

@@ -39,12 +39,13 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TagFormat:
-    """Tags of one format of tool calls, as regular expressions."""
+    """Tags of one format of tool calls, as regular expressions. The format writes each argument
+    between tags."""
 
     opens: str
-    """Pattern of the tag before all tool calls."""
+    """Pattern of the tag that opens the whole list of tool calls."""
     closes: str
-    """Pattern of the tag after all tool calls."""
+    """Pattern of the tag that closes the whole list of tool calls."""
     call: str
     """Pattern of the tag before a tool call's arguments, with the group `name`."""
     call_ends: str
@@ -260,7 +261,8 @@ class _TagReader:
         return Reading(calls, ends, closed=True)
 
     def _closes(self, calls: Sequence[TaggedCall], at: int) -> int | None:
-        """Return the index after the tag that closes all tool calls, or None if the tag is not at `at`."""
+        """Return the index after the tag that closes all tool calls. Return None if that tag is not at the
+        index `at`."""
         found = self._patterns.closes.match(self._text, at) if calls else None
         if found is None or (not found[0] and self._patterns.call.match(self._text, at) is not None):
             return None

@@ -15,11 +15,12 @@ text. Later ones are taken as text at once."""
 
 
 class CallParser(AnswerParser, Protocol):
-    """Interface of a parser of an answer that also tells whether a JSON string is open."""
+    """Interface of an answer parser that also tells whether its text ends within a JSON string."""
 
     @property
     def in_string(self) -> bool:
-        """Whether a string in the JSON of a tool call is open."""
+        """Whether the text so far ends within a JSON string of a tool call, where a mark such as `</think>`
+        is plain text."""
 
 
 @dataclass(slots=True)

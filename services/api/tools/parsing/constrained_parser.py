@@ -22,7 +22,7 @@ class CallLayout:
     between: str
     """Literal text between the tool's name and the arguments of a tool call."""
     after: str
-    """Text after the arguments, for formats without a closing mark."""
+    """Literal text after the arguments, which ends a tool call in formats without a closing mark."""
 
     def parser(self, names: Collection[str]) -> "ConstrainedCallParser":
         """Return a parser for one tool call in this layout. `names`: names of the tools that it may call."""
@@ -50,7 +50,7 @@ class ConstrainedCallParser:
         self.name: str | None = None
         """Name of the called tool. None until the text before the arguments is complete."""
         self.has_failed = False
-        """Whether the text is no tool call in the expected layout."""
+        """Whether the text turned out not to be a tool call in the expected layout."""
 
     @property
     def arguments_end(self) -> bool:

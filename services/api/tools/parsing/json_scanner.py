@@ -28,7 +28,7 @@ class JsonScanner:
 
     @property
     def is_open(self) -> bool:
-        """Whether the JSON value has begun and has not ended."""
+        """Whether the text so far ends within the JSON value: it has begun and is incomplete."""
         return self.in_string or self._depth > 0
 
     def take_string(self, text: str) -> int:

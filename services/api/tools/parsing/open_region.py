@@ -52,7 +52,8 @@ class OpenRegion:
     syntax: CallSyntax | None = None
     """Syntax in which the region's tool calls are written. None until enough of their text has come."""
     json: JsonScanner | None = None
-    """Scanner of the JSON strings in the region's body. None if the body is not JSON."""
+    """Scanner that tells which marks in the region's body are within JSON strings. None if the body is not
+    JSON."""
     could_end: bool = field(default=False, init=False)
     """Whether the region's body has a closing mark. The tool call may end there, or the mark may be text of
     an argument."""
@@ -64,7 +65,7 @@ class OpenRegion:
 
     @property
     def header(self) -> str:
-        """Opening mark and head (message header) of the region."""
+        """Text of the region's opening mark and of the message header after it."""
         return self.mark + "".join(self.head)
 
     @property
@@ -85,13 +86,14 @@ class OpenRegion:
         return self.in_head or self.kind is RegionKind.CALLS
 
     def clear_body(self) -> str:
-        """Empty the body of the region, and return its text."""
+        """Empty the body of the region, and return the text that it had."""
         body = "".join(self.body)
         self.body.clear()
         return body
 
     def call_named_by_head(self, schemas: ToolSchemas) -> ConstrainedCallParser | None:
-        """Return the parser of a constrained tool call whose tool is named in the region's head, or None."""
+        """Return the parser of a tool call that a grammar constrains, if the region's message header names
+        the tool. Otherwise return None."""
         try:
             (call,) = self.region.read(self.header, "{}", schemas)
         except MalformedToolCall:

@@ -99,7 +99,8 @@ class TextRegion:
 
 
 class Previous(Enum):
-    """Part of an answer directly before a mark (such as `<tool_call>`), apart from whitespace."""
+    """Kind of the answer part directly before a mark (such as `<tool_call>`). Whitespace between them does
+    not count."""
 
     START = "start"
     """Only whitespace is before the mark, so that the mark is at the beginning of the answer."""
@@ -115,16 +116,16 @@ class SectionMark(NamedTuple):
     after: frozenset[Previous] = frozenset()
     """Kinds of answer parts. Directly after one of these kinds, this mark around a section is dropped."""
     before_calls: bool = False
-    """Whether the section mark is dropped directly before a tool call."""
+    """Whether this mark around a section is dropped directly before a tool call."""
     at_end: bool = False
-    """Whether the section mark is dropped at the end of an answer."""
+    """Whether this mark around a section is dropped at the end of an answer."""
     opens: str = ""
     """Opening mark of the section that this mark closes, or "". Both are dropped if nothing is between them.
     """
 
 
 def section_marks(opens: str, closes: str) -> tuple[SectionMark, ...]:
-    """Return the opening and the closing mark around a section of tool calls."""
+    """Return the two marks around a section of tool calls, from their opening and closing texts."""
     return (
         SectionMark(opens, before_calls=True),
         SectionMark(closes, after=frozenset({Previous.CALL}), opens=opens),

@@ -91,7 +91,7 @@ class OutputParser:
 
     @property
     def in_string(self) -> bool:
-        """Whether a string in the JSON of a tool call is open."""
+        """Whether the text so far ends within a JSON string of a tool call, where a mark is plain text."""
         return self._open is not None and self._open.json is not None and self._open.json.in_string
 
     @property
@@ -346,7 +346,8 @@ class OutputParser:
         self._text.prepend("".join(inner.text)[len(inner.mark) :])
 
     def _finish(self, now: OpenRegion) -> None:
-        """Close the open region at the end of the answer. Its text may have to be parsed again."""
+        """Close the open region at the end of the answer. If its text was parsed wrongly, it is
+        parsed again."""
         inner = self._inner
         if inner is not None:
             inner.flush()

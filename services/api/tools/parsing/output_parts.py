@@ -12,19 +12,19 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 
 class ContentDelta(NamedTuple):
-    """Next piece of an answer's content."""
+    """Next piece of an answer's content, as a part of the parsed answer."""
 
     text: str
 
 
 class ReasoningDelta(NamedTuple):
-    """Next piece of an answer's reasoning."""
+    """Next piece of the model's reasoning, as a part of the parsed answer."""
 
     text: str
 
 
 class CompleteToolCall(NamedTuple):
-    """A whole tool call of an answer."""
+    """A complete tool call, as a part of a parsed answer."""
 
     name: str
     arguments: str
@@ -41,7 +41,7 @@ class ToolCallDelta(NamedTuple):
     """Next piece of the arguments of the tool call that was started last."""
 
     arguments: str
-    """Next characters of the arguments, which together are the text of a JSON object."""
+    """Next piece of the arguments of a tool call. All pieces of a call join to the text of a JSON object."""
 
 
 OutputPart = ContentDelta | ReasoningDelta | CompleteToolCall | ToolCallStart | ToolCallDelta
@@ -76,7 +76,8 @@ _MERGED: Final[Mapping[type[OutputPart], Callable[[str], OutputPart]]] = {
 
 
 def merge_parts(parts: list[OutputPart]) -> list[OutputPart]:
-    """Return the parts of an answer with neighbours of one type joined into one part."""
+    """Return the parts of an answer in which consecutive parts of one type (such as two pieces of content)
+    are joined."""
     merged: list[OutputPart] = []
     for kind, alike in groupby(parts, type):
         if (made := _MERGED.get(kind)) is not None:

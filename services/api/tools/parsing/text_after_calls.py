@@ -13,7 +13,8 @@ from baton.api.tools.parsing.output_markup import TextRegion
 from baton.api.tools.parsing.output_parts import CompleteToolCall, ToolSchemas
 
 JSON_GOES_ON: Final = ('"', ",", ":", "]", "}")
-"""Characters after a JSON value which show that the JSON is broken, and not followed by other text."""
+"""Characters that show, directly after a complete JSON value, that the JSON of a tool call is broken. Other
+characters begin a text after the call."""
 REPARSED_CHARS_MAX: Final = 2**14
 """Most characters of one answer that are parsed a second time. They are text after a tool call that has no
 closing mark."""

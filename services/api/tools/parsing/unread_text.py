@@ -6,8 +6,8 @@ No I/O, clock or threads.
 from typing import Final
 
 PIECE_CHARS: Final = 4096
-"""Number of characters in one piece of unparsed text. Only one piece, `head`, is searched for marks at a
-time."""
+"""Number of characters in one piece of unparsed text. Only `head`, which is about one piece long, is searched
+for marks at a time."""
 
 
 class UnreadText:
@@ -19,7 +19,8 @@ class UnreadText:
 
     def __init__(self) -> None:
         self.head = ""
-        """First part of the unparsed text, in which marks are searched."""
+        """Beginning of the unparsed text, in which marks are searched. It is about one piece long, and the
+        rest waits in `_pieces`."""
         self._pieces: list[str] = []
         """Pieces of text after the head, in reverse order: the next piece is the last element."""
 
@@ -36,7 +37,7 @@ class UnreadText:
             self.head += text
 
     def prepend(self, text: str) -> None:
-        """Put text back at the beginning of the unparsed text."""
+        """Put `text` back before the unparsed text, so that it is parsed again."""
         text += self.head
         self.head = text[:PIECE_CHARS]
         self._pieces += _pieces(text[PIECE_CHARS:])
