@@ -20,7 +20,8 @@ def side_name(process: str, side: Side) -> str:
 
 
 def side_names(process: str) -> tuple[str, ...]:
-    """Return the names under which the bootstrap knows the two sides of a process."""
+    """Return the names under which the bootstrap knows the two sides of a process, such as `w0-prefill` and
+    `w0-decode`."""
     return tuple(side_name(process, side) for side in Side)
 
 
@@ -34,8 +35,8 @@ class PrefillSideSettings(PrefillSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class BothSettings(DecodeSettings, PrefillSettings):
-    """Settings of a process that serves both prefill and decode. A setting with two meanings has that of the
-    decode side."""
+    """Settings of a process that serves both prefill and decode. If a setting means different things on the
+    two sides, it has the meaning of the decode side."""
 
     role: ClassVar[str] = "worker"
 
@@ -69,8 +70,8 @@ class BothSettings(DecodeSettings, PrefillSettings):
 
     @property
     def of_engine(self) -> "BothSettings":
-        """Settings with which the engine of one side is loaded: those of the process, with half of the KV
-        cache memory."""
+        """Settings with which the engine of one side is loaded. They are the process's settings, but with
+        half of the KV cache memory."""
         return replace(self, kv_cache_memory=self.kv_cache_memory // 2)
 
     @property
@@ -87,8 +88,8 @@ class BothSettings(DecodeSettings, PrefillSettings):
         return DecodeSettings(**self._given(DecodeSettings, Side.DECODE))
 
     def _given(self, cls: type, side: Side) -> dict[str, Any]:
-        """Return one side's values for the settings of class `cls`. It has its own name, and half of the KV
-        cache memory."""
+        """Return the values of one side for the settings of class `cls`, by name. Each side has a name of its
+        own and half of the KV cache memory."""
         given = {each.name: getattr(self, each.name) for each in settings_of(cls)}
         return given | {
             "name": side_name(self.name, side),

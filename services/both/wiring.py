@@ -34,7 +34,7 @@ from baton.worker.wiring import Fitting, Rank, Start
 
 PREFILL: Final = 0
 DECODE: Final = 1
-"""Index of the decode side in pairs of a prefill and a decode value."""
+"""Index of the decode side in a pair of values for prefill and decode."""
 
 
 def run(settings: BothSettings, load: EnginePairLoader) -> int:
@@ -128,8 +128,8 @@ class SharedEngines:
         self.thread = BorrowedThread(self._pool)
 
     def of(self, side: int) -> Engine:
-        """Return one side's engine. Loads both engines if they are not loaded yet, which blocks. Raises the
-        error of loading."""
+        """Return the engine of one side. The first call loads the engines of both sides, and blocks
+        meanwhile. Raises the error of loading."""
         with self._loading:
             if self._failed is not None:
                 raise self._failed
@@ -167,7 +167,7 @@ class SharedEngines:
 
 
 class BorrowedThread(Executor):
-    """Executor on a thread that several users share. No user can end the thread."""
+    """Executor that runs work on a thread which several users share. A user cannot end the thread."""
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread

@@ -15,19 +15,19 @@ from baton.decode.decode_room import Choice, DecodeRoom
 
 
 class ChoiceStep(NamedTuple):
-    """Part of a decode step: the row of one choice of a room."""
+    """Part of a decode step that belongs to one choice of a room. It is one row of the engine's batch."""
 
     room: DecodeRoom
     choice: Choice
 
     @property
     def positions(self) -> int:
-        """Number of positions that the row computes, without drafts."""
+        """Number of token positions that the row computes, without draft tokens."""
         return self.choice.sequence.length - self.room.filled[self.choice.place]
 
     @property
     def has_pages(self) -> bool:
-        """Whether the choice has pages for all positions of its row."""
+        """Whether the choice has pages for all positions that its row computes."""
         return self.choice.sequence.length <= self.room.covered[self.choice.place]
 
 
@@ -44,8 +44,8 @@ def how_many(rooms: Iterable[DecodeRoom]) -> int:
 
 
 def next_batch(rooms: Iterable[DecodeRoom], max_running: int) -> list[ChoiceStep]:
-    """Return the choices of the next decode step. `rooms`: all rooms, oldest first. `max_running`: most
-    sequences."""
+    """Return the choices whose rows the next decode step computes. `rooms`: all rooms, oldest first.
+    `max_running`: most sequences of a step."""
     running = unfinished(rooms)[:max_running]
     tokens = sum(not each.choice.forks for each in running)
     batch: list[ChoiceStep] = []

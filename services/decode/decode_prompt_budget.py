@@ -18,6 +18,6 @@ class DecodePromptBudget:
         return max(min(most, self._pace.tokens_within(self._pace.gap_ms)), 1) if holds_up else most
 
     def stepped(self, tokens: int, ms: float) -> None:
-        """Record the duration of a prefill step in `ms` milliseconds. It also shows how fast prompts are
-        computed here."""
+        """Record that a prefill step on the shared thread took `ms` milliseconds. It also measures how fast
+        this process computes prompts."""
         self._pace.stepped(tokens, 0, ms)

@@ -21,18 +21,18 @@ class Choice:
     """One choice of a room: a sequence that continues the common prompt."""
 
     place: int
-    """Index of this choice among the room's choices."""
+    """Index of this choice (from 0) in the room's response."""
     sequence: Sequence
     drafter: Drafter | None = None
-    """Maker of draft tokens for the sequence. None until the first step with drafts, or if the request wants
-    none."""
+    """Object that makes draft tokens for the sequence. None before its first step with drafts, or if the
+    request wants no drafts."""
     checking: int = 0
-    """Number of draft tokens in the last row of this choice."""
+    """Number of draft tokens that the last row of this choice verifies."""
 
     @property
     def forks(self) -> bool:
-        """Whether this is a further choice that has sampled no token yet. Its next row computes all positions
-        that its own pages lack."""
+        """Whether this choice is not choice 0 and has sampled no token yet. Its first row computes all
+        positions after the pages that it shares with choice 0."""
         return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
 
 
@@ -45,13 +45,14 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
     """Time, in milliseconds of this rank's clock, at which the prefill worker is expected to have the first
     token. None if the router gave no estimate."""
     prefill_own_ms: int = field(default=0, init=False)
-    """Milliseconds that the prefill worker needs for this prompt alone, as the router estimates."""
+    """Milliseconds that the prefill worker needs to compute this prompt, without those before it. The router
+    estimates it."""
     look_again_ms: int = field(default=0, init=False)
-    """Time in milliseconds at which the leader next considers computing this room's prompt on the decode
-    worker."""
+    """Time in milliseconds at which the leader next considers whether this worker computes the room's prompt
+    itself."""
     choices: tuple[Choice, ...] = field(init=False)
     landed: PageSum | None = field(default=None, init=False)
-    """Sum over the contents of the landed pages, as far as it is computed. None before the seal was seen, and
+    """Checksum of the room's landed pages, as far as it is computed. None before the seal was seen, and
     without `--kv-checksum pages`."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,8 @@ from baton.worker.prompt_chunks import PromptChunk, next_chunks
 from baton.worker.step_scheduler import StepScheduler
 
 ALONE_TOKENS: Final = 256
-"""Most prompt tokens that this worker computes in a step which delays no running sequence."""
+"""Most prompt tokens that this decode worker computes in a step without running sequences, which therefore
+delays none."""
 
 StepOf: TypeAlias = ChoiceStep | PromptChunk[DecodeRoom]
 
@@ -38,23 +39,24 @@ class DecodeScheduler(StepScheduler[StepOf]):
         super().__init__(receiving, ports, metrics, drafting.cost)
         self.drafting = drafting
         self.pace = PromptTiming(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
-        """Speed at which prompts are computed, as measured on this rank."""
+        """Measured speed at which this decode worker computes prompts."""
         self._receiving = receiving
         self._metrics = metrics
         self._max_running = max_running
 
     def join(self, room: DecodeRoom) -> None:
-        """Add an admitted room to the batch. Choice 0 has its first token already, and the other choices
-        sample theirs."""
+        """Add the choices of an admitted room to the batch. Choice 0 already has its first token. The other
+        choices sample their first token in the next steps."""
         if room.first is None:
             raise AssertionError(f"room {room.id} was admitted without its first token")
         if 0 in room.ends.going_on:
             self._emit(room, room.choices[0], [room.first], self._receiving.drawn(room, 0))
 
     def start(self) -> tuple[bool, bool]:
-        """Start the next step, if there is one to compute. Call it only while `free`.
+        """Start the next step, if there is anything to compute. Call it only while `free`.
 
-        Return whether a step was started, and whether rooms are retracted (preempted) for it.
+        Return two flags: whether a step was started, and whether rooms are retracted (preempted) to make
+        space for it.
         """
         step = next_batch(self._receiving.roster, self._max_running)
         wants = [
@@ -73,7 +75,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return started, bool(space.retracted)
 
     def _prompts(self) -> list[PromptChunk[DecodeRoom]]:
-        """Return the chunks, in the next step, of prompts that this worker computes itself."""
+        """Return the parts of prompts that the next step computes on this decode worker itself."""
         rooms = [room for room in self._receiving.roster if room.computable]
         if not rooms:
             return []
@@ -85,8 +87,8 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return next_chunks(rooms, budget, sent=False, whole=self._ports.bounds.whole_prompts)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:
-        """Return the engine row of a choice. `drafts`: draft tokens, which are cut to the pages that can be
-        spared for them."""
+        """Return the engine row of a choice for the next step. `drafts`: draft tokens to verify. Those for
+        which no page can be spared are cut off."""
         room, choice = part
         if drafts:
             length = choice.sequence.length
@@ -97,8 +99,8 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return room.row(choice, drafts)
 
     def observe(self) -> None:
-        """Process the results of a step that has ended. All of them are processed in this turn, so that none
-        is left for the next one."""
+        """Process the results of a step that has ended, if one has. All of its results are processed in this
+        turn."""
         ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
@@ -138,8 +140,8 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return self._append(room, choice, tokens) if goes_on else 0
 
     def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> int:
-        """Append sampled tokens up to the end of the choice, and drop those after the end. Return how many
-        were appended."""
+        """Append sampled tokens to a choice until its output is complete, and drop the tokens after that.
+        Return how many were appended."""
         if choice.drafter is not None:
             self._metrics.drafted(choice.drafter.source, choice.checking, len(tokens) - 1)
             choice.drafter.note(choice.checking, len(tokens) - 1)
@@ -158,7 +160,8 @@ class DecodeScheduler(StepScheduler[StepOf]):
     def _emit(
         self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token], finish: FinishReason | None
     ) -> None:
-        """Send the caller these last tokens of a choice. `finish`: finish reason if they end it, or None."""
+        """Send the caller the last tokens of a choice that were sampled. `finish`: finish reason if the
+        choice ends with them, or None."""
         message = inference_pb2.Tokens(
             first=len(choice.sequence.output) - len(tokens),
             tokens=map(token_to_wire, tokens),

@@ -25,8 +25,8 @@ class DecodeService(
         return group_pb2.Command(stream=request), replies_max(request.request)
 
     async def _end_choices(self, request: inference_pb2.StreamRoomsRequest) -> None:
-        """End single choices of rooms, as the caller requests. Raises Malformed for a choice that its room
-        does not have, and the errors of `Mailbox.ask`."""
+        """End single choices of rooms, because the caller wants no more of them. Raises Malformed for a
+        choice that its room does not have, and the errors of `Mailbox.ask`."""
         for each in request.end_choices:
             check_incarnation(self._incarnation, each.incarnation)
         commands = [group_pb2.Command(end_choice=each) for each in request.end_choices]

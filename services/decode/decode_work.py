@@ -95,7 +95,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         computing = DecodeScheduler(receiving, ports, metrics, max_running, self._drafting, local_gap_ms)
         super().__init__(receiving, ports, metrics, computing)
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
-        """Transfer endpoints of all ranks, in rank order. Empty until they are gathered."""
+        """Present transfer endpoints of all ranks of this worker, in rank order. Empty until every rank has
+        sent its own."""
         self.receiving = receiving
         self.peers = peers
         self.max_running = max_running
@@ -103,9 +104,10 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting.cost)
         self.prompt_claims = PromptClaims(receiving, computing.pace, max_running, ports.clock)
         self.prompt_budget = DecodePromptBudget(receiving.roster, computing.pace)
-        """Limit for the prefill side of the process, if its steps run on the same thread."""
+        """Limit that this decode side sets on prefill steps, in a process in which both sides share one
+        thread."""
         self._endpoint_due = True
-        """Whether the other ranks have not received this rank's present transfer endpoint yet."""
+        """Whether this rank still has to send its present transfer endpoint to the other ranks."""
 
     # ---- Work
 
@@ -127,10 +129,10 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         return news
 
     def on_agreement(self, connects: int) -> None:
-        """Send the grants of the turn before, because all ranks have reached this turn.
+        """Send the grants that were made in the turn before, because all ranks have reached this turn.
 
-        All ranks have carried out the requests of that turn: memory that the leader reserved and exposed is
-        reserved and exposed on the others, too. A decode worker has no connects.
+        All ranks have carried out the requests of that turn. So memory that the leader reserved and exposed
+        is reserved and exposed on every rank. `connects` is 0: no worker connects to a decode worker.
         """
         if connects:
             raise AssertionError(f"{connects} connections to a decode worker")
@@ -138,7 +140,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._carry_out()
 
     def gather_payload(self) -> bytes | None:
-        """Return this rank's transfer endpoint, serialised, or None if the other ranks already have it."""
+        """Return this rank's present transfer endpoint, serialised. None if the other ranks already have
+        it."""
         if not self._endpoint_due:
             return None
         self._endpoint_due = False
@@ -175,11 +178,11 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._metrics.record_drafts(self._drafting.census())
 
     async def rest(self) -> bool:
-        """Wait until a turn may have work. Return whether an event arrived.
+        """Wait until a turn may have something to do. Return whether an event arrived.
 
-        NIXL makes progress only when called. While data may land, it is called here, and a turn follows when
-        a seal has arrived. In a group of ranks each poll is a turn, because ranks look for data in turns
-        only. There is no pause while a record shows that its seal is near.
+        NIXL makes progress only when called. While data may land, this function calls it, and a turn follows
+        when a seal has arrived. With several ranks, a turn follows each poll, because ranks look for data in
+        turns only. Polls have no pause while a record shows that its seal is near.
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s(self.roster, self.ports.clock.now_ms())

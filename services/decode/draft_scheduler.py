@@ -21,28 +21,28 @@ NO_PAGES: Final = {"taken": 0, "free": 0}
 
 
 class DraftScheduler:
-    """Chooser of draft tokens for the sequences of one rank."""
+    """Scheduler that chooses the draft tokens for all sequences of one rank."""
 
     def __init__(self, longest: int = 0, ahead: int = 0, pages: DraftPages | None = None) -> None:
         """Make a scheduler.
 
-        `longest`: length in tokens of the compared suffix for lookup in the sequence itself. 0: no lookup.
-        `ahead`: most tokens for one sequence from a draft model, which replaces the lookup. 0: no draft
-        model. `pages`: KV pages of that model, on the rank that has it.
+        `longest`: length in tokens of the suffix that n-gram lookup compares, or 0 without lookup. `ahead`:
+        most tokens that a draft model makes for one sequence, or 0. A draft model replaces the lookup.
+        `pages`: KV pages of the draft model, on the rank that has it.
         """
         self.on = bool(longest or ahead)
-        """Whether drafts are made at all: n-gram lookup or a draft model is configured."""
+        """Whether draft tokens are made at all, by n-gram lookup or by a draft model."""
         self.cost = StepCost()
-        """Measured costs, in a step, of one more position and of one draft-model token."""
+        """Measured costs of one more position in a step, and of one token of the draft model."""
         self._longest = longest
         self._ahead = ahead
         self._pages = pages
 
     def drafts(self, step: Sequence[ChoiceStep], beside: int = 0) -> Sequence[Sequence[int]]:
-        """Return the draft tokens for each part of the next step.
+        """Return the draft tokens of each part of the next step, as one list for each part.
 
-        `beside`: number of prompt positions in the same step. They make it longer, so that a draft adds
-        relatively less.
+        `beside`: number of prompt positions in the same step. They make the step longer, so that a draft
+        token adds relatively less.
         """
         drafted = [NONE] * len(step)
         if not self.on:
@@ -66,7 +66,7 @@ class DraftScheduler:
         return drafted
 
     def stepped(self, step: Sequence[ChoiceStep], ms: float) -> None:
-        """Record the duration of a decode step in `ms` milliseconds, before its results are applied."""
+        """Record that a decode step took `ms` milliseconds. Call it before the step's results are applied."""
         if not self.on or not step or any(part.choice.forks for part in step):
             return
         proposals = [each for part in step if (each := part.choice.sequence.proposal) is not None]
@@ -90,7 +90,7 @@ class DraftScheduler:
         return NO_PAGES if self._pages is None else self._pages.census()
 
     def _want(self, step: Sequence[ChoiceStep], positions: int) -> None:
-        """Set how many tokens the draft model makes for the step after this one."""
+        """Set how many tokens the draft model makes for each sequence, for the step after the next one."""
         drafters = [each for part in step if (each := part.choice.drafter) is not None]
         promises = [Drafts(each.acceptance, each.ahead) for each in drafters]
         cost = self.cost.agreed.position + self.cost.agreed.draft
@@ -101,7 +101,8 @@ class DraftScheduler:
                 drafter.proposal.wanted = count
 
     def _drafter(self, part: ChoiceStep) -> Drafter | None:
-        """Return the drafter of a choice. None if its request wants no drafts or it just begins."""
+        """Return the object that makes draft tokens for a choice. None if the request wants no drafts, or the
+        choice has sampled no token yet."""
         choice = part.choice
         if choice.drafter is None and choice.sequence.request.speculates:
             choice.drafter = Drafter(choice.sequence, self._longest, self._ahead)

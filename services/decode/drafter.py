@@ -8,20 +8,20 @@ from baton.rooms.steps.draft_budget import DRAFTS_MAX, Acceptance, DraftSource
 from baton.rooms.steps.ngram_lookup import NgramLookup
 
 AT_ONCE: Final = 2 * DRAFTS_MAX
-"""Most tokens of a sequence that are indexed just before a step: those that the last step sampled, but no
-prompt."""
+"""Most tokens of a sequence that are indexed just before a step. It suffices for the tokens that the last
+step sampled, but not for a prompt."""
 
 
 class Drafter:
-    """Maker of draft tokens for one sequence. It indexes the sequence in pieces, because a prompt may be
-    long.
+    """Maker of draft tokens for one sequence, by n-gram lookup or from a draft model. It indexes the sequence
+    in pieces, because a prompt may be long.
 
-    The engine proposes tokens that a grammar forces and tokens of a draft model.
+    Tokens that a grammar forces, and tokens of a draft model, come from the engine.
     """
 
     def __init__(self, sequence: Sequence, longest: int, ahead: int = 0) -> None:
-        """Make a drafter. `longest`: length in tokens of the compared suffix. `ahead`: most tokens of a
-        draft model, which is used instead. 0: no draft model."""
+        """Make a drafter. `longest`: length in tokens of the suffix that n-gram lookup compares. `ahead`:
+        most tokens that a draft model makes instead, or 0 without a draft model."""
         self.acceptance = Acceptance()
         self.source = DraftSource.MODEL if ahead else DraftSource.NGRAM
         """Source of the last drafts: grammar, draft model or n-gram lookup."""
@@ -42,7 +42,8 @@ class Drafter:
         return 0 if self._lookup is None else self._sequence.length - len(self._lookup)
 
     def read(self, most: int) -> int:
-        """Index at most `most` further tokens of the sequence. Return how many were indexed."""
+        """Index at most `most` further tokens of the sequence for n-gram lookup. Return how many were
+        indexed."""
         if self._lookup is None:
             return 0
         start = len(self._lookup)
@@ -69,21 +70,23 @@ class Drafter:
         return () if self.unread else self.draft(most)
 
     def draft(self, most: int) -> list[int]:
-        """Return at most `most` tokens that followed an earlier occurrence of the sequence's last tokens."""
+        """Return at most `most` draft tokens by n-gram lookup: those that followed an earlier occurrence of
+        the sequence's last tokens."""
         return [] if self._lookup is None else self._lookup.draft(most)
 
     @property
     def ahead(self) -> int:
-        """Most tokens that the draft model may make for the step after the next one."""
+        """Most tokens that the draft model may make for this sequence in the step after the next one."""
         return max(min(self._ahead, self._left - 2), 0)
 
     @property
     def _left(self) -> int:
-        """Number of output tokens that the request still allows."""
+        """Number of output tokens that the sequence may still have under the request's limit."""
         return self._sequence.request.max_tokens - len(self._sequence.output)
 
     def note(self, checked: int, taken: int) -> None:
-        """Record how many of the last drafts a step verified (`checked`), and how many it accepted (`taken`).
+        """Record how many of the last draft tokens a step verified (`checked`), and how many of those it
+        accepted (`taken`).
 
         Forced tokens do not count: they are no evidence about other drafts.
         """

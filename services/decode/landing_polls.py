@@ -9,17 +9,18 @@ from baton.rooms.receiver import Receiver
 from baton.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S
 
 BESIDE_STEP_S: Final = 0.004
-"""Seconds between polls for landed data while a step computes.
+"""Seconds between two polls for landed data while an engine step computes.
 
-No room is admitted before the step ends, and each poll takes time from it. Over TCP, transfers still progress
-only when polled.
+No room is admitted before the step ends, and each poll takes time from the step. Over TCP, transfers still
+need polls to make progress.
 """
 
 
 def poll_s(rooms: Iterable[Receiver], *, engine_free: bool) -> float:
     """Return the seconds until the next poll for landed data. `engine_free`: whether no step computes.
 
-    Writes to quarantined memory may end only while their target makes progress.
+    While memory is in quarantine, polls continue, because writes to it may end only if this rank makes
+    progress.
     """
     if any(room.phase is Phase.TRANSFERRING for room in rooms):
         return POLL_S if engine_free else BESIDE_STEP_S

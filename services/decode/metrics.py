@@ -92,7 +92,7 @@ class DecodeMetrics(WorkerMetrics):
         }
 
     def record_drafts(self, pages: Mapping[str, int]) -> None:
-        """Set the gauges of the draft model's KV pages. `pages`: number of pages by state (`taken`,
+        """Set the gauges of the draft model's KV pages. `pages`: number of pages in each state (`taken`,
         `free`)."""
         self._draft_pages.record(pages)
 
@@ -105,8 +105,8 @@ class DecodeMetrics(WorkerMetrics):
         self._tokens.inc(tokens)
 
     def drafted(self, source: DraftSource, drafted: int, taken: int) -> None:
-        """Count the draft tokens of one sequence in a step: `drafted` were verified, and `taken` of them
-        accepted."""
+        """Count the draft tokens of one sequence in a step. `drafted`: number of verified tokens. `taken`:
+        number of accepted ones."""
         if drafted:
             all_taken, all_missed = self._drafts[source]
             all_taken.inc(taken)
@@ -116,13 +116,13 @@ class DecodeMetrics(WorkerMetrics):
         self._local.inc()
 
     def computed(self, tokens: int) -> None:
-        """Count prompt tokens that this worker computed itself."""
+        """Count prompt tokens that this decode worker computed itself."""
         if tokens:
             self._computed.inc(tokens)
 
     def grew(self, pages: int, retracted: Sequence[int]) -> None:
-        """Count pages taken by running rooms, and rooms that were retracted. `retracted`: for each room, the
-        number of tokens whose KV it had."""
+        """Count pages that running rooms took for their output, and rooms that were retracted (preempted).
+        `retracted`: number of tokens with KV, for each retracted room."""
         if pages:
             self._grown.inc(pages)
         if retracted:

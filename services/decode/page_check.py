@@ -16,11 +16,12 @@ from baton.rooms.errors import Reason
 from baton.worker.step_thread import StepFailed, StepThread
 
 BYTES_AT_A_TIME: Final = 64 * 2**20
-"""Most bytes of pages, over all rooms, that are summed between two steps."""
+"""Most bytes of pages, over all rooms, whose checksum is computed between two engine steps."""
 
 
 class PageCheck:
-    """Summing of landed pages on the engine's thread. The state of a room's sum is in the room's record."""
+    """Computation of checksums of landed pages on the engine's thread, between steps. How far a room's
+    checksum is computed is in the room's record."""
 
     def __init__(self, receiving: ReceivingSide[DecodeRoom], step_thread: StepThread) -> None:
         self._receiving = receiving
@@ -32,11 +33,12 @@ class PageCheck:
         self._step_is_due = False
 
     def begin(self, room: DecodeRoom, first_token: int) -> None:
-        """Begin the sum of a room's pages at token `first_token`."""
+        """Begin the checksum of a room's landed pages, from token `first_token` on."""
         room.landed = PageSum(first_token)
 
     def start(self, *, batch_waits: bool) -> None:
-        """Continue the sums if the engine is free. `batch_waits`: whether a step waits to be computed."""
+        """Continue to compute checksums if the engine is free. `batch_waits`: whether an engine step waits,
+        too. Then steps and checksums alternate."""
         if not self._step_thread.free or (batch_waits and self._step_is_due):
             return
         parts: list[PageSumRequest] = []
@@ -55,12 +57,13 @@ class PageCheck:
             self._step_thread.start_sum(parts)
 
     def stepped(self) -> None:
-        """Record that an engine step was started, so that a sum may come next."""
+        """Record that an engine step was started. The next turn in which the engine is free may compute a
+        checksum."""
         self._step_is_due = False
 
     def take(self) -> bool:
-        """Take the results of finished sums. Return whether the sum of some room is newly complete or
-        failed."""
+        """Take the results of checksums that have ended. Return whether the checksum of some room is now
+        complete, or has failed."""
         failure: StepFailed | None = None
         try:
             if not self._step_thread.take_sum():

@@ -33,8 +33,8 @@ class _Close:
 
 
 class PendingCloses:
-    """Unanswered closes to one prefill worker, at most one for each room. A close asks it to stop writing for
-    the room. Used from one event loop."""
+    """Closes to one prefill worker without an answer, at most one for each room. A close asks the worker to
+    stop writing for the room. Used from one event loop."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class PendingCloses:
 
     @property
     def are_due(self) -> bool:
-        """Whether some close is to be sent."""
+        """Whether at least one close is to be sent now."""
         return bool(self._to_send)
 
     def add(self, room: RoomId, generation: Generation) -> None:
-        """Send the close of a room, and repeat it until it is answered."""
+        """Send the close of a room, and repeat it until the sender answers it."""
         warning = asyncio.get_running_loop().call_later(WARNING_S, self._warn, room)
         request = inference_pb2.CloseRequest(room=room, generation=generation)
         self._closes[room] = _Close(request, warning)
         self._send(room)
 
     def take_due(self) -> list[inference_pb2.CloseRequest]:
-        """Return the closes that are to be sent. They count as sent from now on."""
+        """Return the closes that are to be sent now, and mark them as sent."""
         due, self._to_send = self._to_send, {}
         return [self._closes[room].request for room in due]
 
@@ -76,8 +76,8 @@ class PendingCloses:
         self._to_send.update(dict.fromkeys(self._closes))
 
     def answered(self, reply: inference_pb2.CloseReply) -> None:
-        """Process the sender's answer to a close. Has no effect if the close was never sent, or is not wanted
-        any more."""
+        """Process the sender's answer to a close. Does nothing if the close was never sent, or was forgotten
+        meanwhile."""
         room = RoomId(reply.room)
         close = self._closes.get(room)
         if close is None or close.request.generation != reply.generation or room in self._to_send:
@@ -91,14 +91,14 @@ class PendingCloses:
         self._on_quiet(close.request)
 
     def forget(self, room: RoomId) -> None:
-        """Stop all messages about the close of a room, if it has one."""
+        """Stop repeating the close of a room, if it has one without an answer."""
         close = self._closes.pop(room, None)
         self._to_send.pop(room, None)
         if close is not None:
             close.warning.cancel()
 
     def clear(self) -> None:
-        """Forget all closes."""
+        """Forget all closes, so that none is sent again."""
         for room in list(self._closes):
             self.forget(room)
 

@@ -23,32 +23,35 @@ class Peers(Protocol):
 
     @property
     def shut_out(self) -> bool:
-        """Whether the sender of some room refuses to connect to this worker's memory, because it has not seen
-        the end of writes over a broken connection."""
+        """Whether some sender refuses to connect to this worker's memory, because writes over an earlier,
+        broken connection may still be under way."""
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
-        """Make this worker's memory known to a prefill worker. Return True if it already is.
+        """Make this worker's memory known to a prefill worker, for a room. Return True if it already is.
 
-        Otherwise a command follows: `connected`, or a cancel of every room that waited for the connection.
+        Otherwise a command follows with the result: `connected`, or a cancel of every room that waited for
+        the connection.
         """
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
-        """Send a room's grant to its prefill worker as soon as the turn is over. A refusal cancels the
-        room."""
+        """Send a room's grant to its prefill worker when the present turn has ended. If the worker refuses
+        it, the room is cancelled."""
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
         """Repeat the close of a room until its sender proves that it writes nothing more for (room,
         generation)."""
 
     def over(self, room: RoomId) -> None:
-        """Stop all calls about a room: there is another proof that no write can land, or none is needed."""
+        """Stop all calls about a room, because no write to its memory can land any more, or its memory was
+        never exposed."""
 
     def forget(self, peer: Incarnation) -> None:
-        """Forget a prefill worker whose process is gone. The same command ends its rooms."""
+        """Forget a prefill worker whose process has ended. The rooms that it sends are ended elsewhere, by
+        the same command."""
 
     def doubt(self, peer: Incarnation) -> None:
-        """Make the next room connect anew to a prefill worker, because its connection may be broken. It costs
-        nothing if the connection works (`reconnect`)."""
+        """Make the next room connect to a prefill worker again, because the present connection may be broken.
+        This costs nothing if the connection works (`reconnect`)."""
 
     def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None:
         """Announce a new exposure of this worker's memory, which no peer knows yet. `endpoints`: transfer
@@ -59,11 +62,11 @@ class Peers(Protocol):
 
 
 class LeaderPeers:
-    """Links to prefill workers, by incarnation, on the leader. When a worker is gone, everything about it is
-    forgotten.
+    """Links of the leader rank to prefill workers, by incarnation. When a worker is gone, its link and
+    everything else about it is dropped.
 
-    A channel is open to senders that know this worker's memory, and to others while a call waits for an
-    answer.
+    A channel stays open to senders that know this worker's memory. To other senders it is open while a call
+    waits for an answer.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class LeaderPeers:
         self.shut_out = True
 
     def _end(self, link: SenderLink) -> None:
-        """End a link that is no longer needed, or whose prefill worker is gone."""
+        """End the link to a prefill worker that is gone, or for which no room needs a link any more."""
         del self.links[link.incarnation]
         link.end()
         ending = asyncio.create_task(self._drop(link.incarnation))
@@ -150,8 +153,8 @@ class LeaderPeers:
 
 
 class FollowerPeers:
-    """Peers of a rank that does not lead: all calls do nothing. The leader connects, grants and closes for
-    its group, and the results come as commands."""
+    """Peers of a rank that is not the leader: all calls do nothing. The leader connects, grants and closes
+    for the whole worker, and every rank gets the results as commands."""
 
     shut_out: Final = False
 

@@ -16,23 +16,26 @@ from baton.runtime.clock import Clock
 from baton.wire.baton.v1 import group_pb2
 
 BEFORE: Final = UNDECIDED | {Phase.COMPUTING}
-"""Phases of a room that is not decoding yet, and whose prompt is, or may be, computed on this worker."""
+"""Phases of a room that is not decoding yet and whose prompt this worker computes, or may still choose to
+compute."""
 TO_RUN: Final = UNDECIDED | {Phase.TRANSFERRING}
-"""Phases of a room that is not decoding yet, and that a prefill worker hands over, or may."""
+"""Phases of a room that is not decoding yet and whose KV comes, or may come, from a prefill worker."""
 COMMAND_MS: Final = 200
 """Least milliseconds between two commands that change the prompt tokens per step."""
 NEARER: Final = 8
-"""Denominator of the change that is sent at once: the prompt tokens per step drop by an eighth or more."""
+"""Denominator of a decrease of the limit on prompt tokens per step that is sent at once: by an eighth or
+more. Smaller changes wait for COMMAND_MS."""
 LOOK_MS: Final = 50
-"""Least milliseconds between two decisions about a room. Each one looks up the cached part of its prompt."""
+"""Least milliseconds between two decisions where a room's prompt is computed. Each decision looks up the
+cached part of the prompt."""
 
 
 class PromptClaims:
     def __init__(
         self, receiving: ReceivingSide[DecodeRoom], pace: PromptTiming, max_running: int, clock: Clock
     ) -> None:
-        """Start without decisions. `pace`: measured speed of prompts on this worker. `max_running`: most
-        sequences of a step."""
+        """Start without decisions. `pace`: measured speed at which this worker computes prompts.
+        `max_running`: most sequences of a step."""
         self._receiving = receiving
         self._max_running = max_running
         self.pace = pace
@@ -40,8 +43,8 @@ class PromptClaims:
         self.next_command_ms = 0
 
     def due(self) -> Iterator[group_pb2.ComputeHere]:
-        """Yield the commands that are due now: to compute prompts here, and to change the prompt tokens per
-        step."""
+        """Yield the commands that are due now. They let this worker compute a room's prompt, or change the
+        limit on prompt tokens per step."""
         rooms = [room for room in self._receiving.roster if room.phase in BEFORE]
         if not rooms:
             return
@@ -87,10 +90,11 @@ class PromptClaims:
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
     def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> ConcurrentDecode:
-        """Return the sequences that would decode while a prompt is computed here.
+        """Return the sequences that would decode in the same steps while this worker computes one more
+        prompt.
 
-        `local`: rooms whose prompts are computed before it. They count as decoding, as do running rooms and
-        those handed over meanwhile.
+        `local`: rooms whose prompts this worker computes before it. They count as decoding, as do running
+        rooms and rooms that are handed over meanwhile.
         """
         runs = [*(room for room in self._receiving.roster if room.runs and room.cause is None), *local]
         joins = [room for room in self._handed_over() if room.cause is None and room not in local]
@@ -102,12 +106,13 @@ class PromptClaims:
         )
 
     def _handed_over(self) -> Iterator[DecodeRoom]:
-        """Yield the rooms that are not decoding yet, and that a prefill worker hands over, or may."""
+        """Yield the rooms that are not decoding yet and whose KV comes, or may come, from a prefill
+        worker."""
         return (room for room in self._receiving.roster if room.phase in TO_RUN and not room.local)
 
     def _near_tokens(self, now_ms: int) -> int:
-        """Return the limit on prompt tokens of a step while no sequence runs. With it, the step ends about
-        when the next sequence joins."""
+        """Return the limit on prompt tokens of a step while no sequence runs. A step of this size ends about
+        when the next room begins to decode."""
         within = (self.pace.tokens_within(_left_ms(room, now_ms)) for room in self._handed_over())
         return min(within, default=self.pace.alone_tokens)
 
@@ -119,18 +124,19 @@ class PromptClaims:
 
 
 def _left_ms(room: DecodeRoom, now_ms: int) -> int:
-    """Return the milliseconds until a room's prefill is expected to end. 0 if not known."""
+    """Return the milliseconds until the prefill worker is expected to finish a room's prompt. 0 if not
+    known."""
     return 0 if room.prefill_by_ms is None else room.prefill_by_ms - now_ms
 
 
 def _steps(room: DecodeRoom) -> int:
-    """Return the most decode steps that a room may still take."""
+    """Return the largest number of decode steps that a room may still take."""
     return room.request.max_tokens - min(map(len, room.outputs))
 
 
 def _relieve(rooms: Iterable[DecodeRoom], claimed: DecodeRoom) -> None:
-    """Lower the expected prefill times of rooms that wait behind a claimed room at the same prefill
-    worker."""
+    """Lower the expected prefill times of the rooms that wait at the same prefill worker after a room that
+    this worker now computes."""
     for room in rooms:
         if room.peer == claimed.peer and room.id > claimed.id and room.prefill_by_ms is not None:
             room.prefill_by_ms -= claimed.prefill_own_ms

@@ -21,7 +21,8 @@ class ReceiverIdentity:
     """KV layouts of all ranks of this worker, in rank order."""
     checksum: KvChecksum
     endpoints: Sequence[inference_pb2.Endpoint] = ()
-    """Present transfer endpoints of all ranks, in rank order. Empty until they are gathered."""
+    """Present transfer endpoints of all ranks of this worker, in rank order. Empty until every rank has sent
+    its own."""
 
     @property
     def exposure(self) -> int:

@@ -41,7 +41,7 @@ UNNAMED_PAUSE_MIN_S: Final = 0.001
 UNNAMED_PAUSE_MAX_S: Final = 0.1
 """Longest pause in seconds before a new stream, while the prefill worker does not know this worker yet."""
 MESSAGE_BYTES: Final = 1 << 20
-"""Length in bytes from which further requests go into the next message."""
+"""Length in bytes at which a message is full, so that further grants go into the next message."""
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.HandOverRequest, inference_pb2.HandOverReply]"
 Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
@@ -53,7 +53,7 @@ class _Grant:
 
     request: inference_pb2.GrantRequest
     is_waiting: bool = False
-    """Whether the grant waits for a new connection from the prefill worker."""
+    """Whether the grant is sent only when the prefill worker has connected anew."""
     was_refused: bool = False
     """Whether the grant was refused once for lack of a connection."""
 
@@ -84,7 +84,7 @@ class SenderLink:
         """Whether the sender is connected to the present exposure of this worker's memory, and the connection
         is not in doubt."""
         self.knows = False
-        """Whether the sender knows some exposure of this memory, so that it has to learn of the next one."""
+        """Whether the sender knows an exposure of this memory, so that it has to learn the next one, too."""
         self.connecting = False
         self._identity = identity
         self._mailbox = mailbox
@@ -93,9 +93,9 @@ class SenderLink:
         self._shut_out = shut_out
         self._unneeded = unneeded
         self._waiting: dict[RoomId, None] = {}
-        """Rooms that wait for the connection."""
+        """Rooms for which the prefill worker has to be connected first."""
         self._connect_exposure: int | None = None
-        """Id of the exposure in the last connect message."""
+        """Id of the memory exposure that the last connect message named."""
         self._refused_s = 0.0
         """Seconds for which the sender has refused to connect, as a sum of pauses. Time without an answer
         does not count."""
@@ -111,7 +111,7 @@ class SenderLink:
 
     @property
     def asking(self) -> bool:
-        """Whether a connect or a grant has no answer yet."""
+        """Whether a connect or a grant to the prefill worker has no answer yet."""
         return self.connecting or bool(self._grants)
 
     @property
@@ -126,7 +126,7 @@ class SenderLink:
     # ---- calls of the turns
 
     def connect(self, room: RoomId) -> bool:
-        """Make this worker's memory known to the sender (`Peers.connect`)."""
+        """Make this worker's memory known to the sender, for a room (`Peers.connect`)."""
         if self.connected:
             return True
         self._waiting[room] = None
@@ -147,7 +147,7 @@ class SenderLink:
         self.closes.add(room, generation)
 
     def over(self, room: RoomId) -> None:
-        """Stop all messages about a room."""
+        """Stop all messages to the sender about a room."""
         self._waiting.pop(room, None)
         self._forget_grant(room)
         self.closes.forget(room)
@@ -292,14 +292,14 @@ class SenderLink:
             await asyncio.sleep(unnamed_s if _is_no_answer(error) else pause_s)
 
     async def _stream(self) -> RemoteError:
-        """Run one stream to its end. Return why it ended."""
+        """Run one stream to its end. Return the error that ended it."""
         channel = self._channels.to(self.peer.address, ServiceRole.PREFILL, self.incarnation)
         self._greeted = self._answered = False
         call: Call = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
         return await run_duplex(call, self._news, self._next, self._receive)
 
     def _next(self) -> inference_pb2.HandOverRequest | None:
-        """Return the next message, if one is due."""
+        """Return the next message to the prefill worker, or None. The first one has a greeting."""
         if not self._is_due:
             return None
         message = self._message()
@@ -339,7 +339,7 @@ class SenderLink:
         self._let_go()
 
     def _broke(self, error: RemoteError) -> None:
-        """Process the end of a stream. Its unanswered messages will not be answered any more."""
+        """Process the end of a stream. Its unanswered messages are sent again on the next stream, or fail."""
         if _is_no_answer(error):
             self._grants_to_send.update(
                 {room: None for room, grant in self._grants.items() if not grant.is_waiting}
@@ -380,13 +380,13 @@ class SenderLink:
 
 
 def _is_no_answer(error: RemoteError) -> bool:
-    """Return whether the error is no answer of the sender, so that all messages are sent again."""
+    """Return whether a stream ended without an answer, so that all messages are sent again."""
     return isinstance(error, ChannelClosed) or error.kind == UnknownReceiver.__name__
 
 
 def _may_pass(problem: Problem) -> bool:
-    """Return whether the refusal is temporary: a broken connection can be made anew when no write is under
-    way on it."""
+    """Return whether a refused connect may succeed later: a broken connection can be made anew when no write
+    is under way on it."""
     kinds = (NotConnected.__name__, NotQuiet.__name__)
     return isinstance(problem, RemoteError) and problem.kind in kinds
 

@@ -15,18 +15,19 @@ LONGEST_MAX: Final = 64
 
 
 AHEAD: Final = 4
-"""Default for the most tokens that a draft model makes for one sequence in a step."""
+"""Default of the number of tokens that a draft model makes at most for one sequence in a step."""
 
 
 class Speculation(NamedTuple):
-    """Parsed value of `--speculate`: how draft tokens are made."""
+    """Parsed value of `--speculate`: whether draft tokens come from n-gram lookup or a draft model, and how
+    many."""
 
     longest: int = 0
     """Length in tokens of the suffix that n-gram lookup compares. 0: no lookup."""
     model: str = ""
-    """Directory of the draft model. Empty if there is none."""
+    """Directory with the draft model's files. Empty if there is no draft model."""
     ahead: int = 0
-    """Most tokens that the draft model makes for one sequence in a step."""
+    """Most tokens that the draft model makes for one sequence in a step. 0 without a draft model."""
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -19,7 +19,7 @@ from baton.worker.lifecycle.leader_host import WorkerHost
 from baton.worker.wiring import Fitting, Rank, run_worker
 
 DECODING_MS: Final = 3_600_000
-"""Longest time in milliseconds for decoding a room whose opener set no deadline."""
+"""Longest time in milliseconds for which a room may decode if the router set no deadline for it."""
 
 
 def run(settings: DecodeSettings, load: EngineLoader) -> int:
@@ -32,7 +32,8 @@ def run(settings: DecodeSettings, load: EngineLoader) -> int:
 
 
 def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
-    """Return the decode side of a rank: its work, its gRPC service and its registered secret digest."""
+    """Return the parts of a rank that only a decode worker has: its work in a turn, its gRPC service and the
+    digest of its secret."""
     settings, host = rank.settings, rank.host
     speculation = settings.speculation
     if (speculation.longest or speculation.ahead) and not rank.engine.facts.chunked_prompts:

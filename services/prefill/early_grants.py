@@ -19,7 +19,8 @@ both workers (`baton.fleet.room_table.DELIVERY_MS`)."""
 
 @dataclass(eq=False, slots=True)
 class EarlyGrant:
-    """Grant (a room's destination pages) of one decode worker that waits for its room to open."""
+    """Grant (a room's destination pages) that came from a decode worker before this worker opened the
+    room."""
 
     room: RoomId
     receiver: Incarnation
@@ -29,8 +30,8 @@ class EarlyGrant:
 
 
 class EarlyGrants:
-    """Grants that wait for their rooms, by room and decode worker, on the leader. Grants of one decode worker
-    never displace another's."""
+    """Grants that came before their rooms were opened here, by room and decode worker, on the leader. Grants
+    of one decode worker never displace those of another."""
 
     def __init__(self, most: int) -> None:
         """Start without grants. `most`: most waiting grants of one decode worker."""
@@ -62,14 +63,14 @@ class EarlyGrants:
         return grant
 
     def apply(self, room: RoomId) -> None:
-        """Apply the waiting grants of a room that has opened."""
+        """Apply the grants that waited for this room, which has now opened."""
         for grant in list(self._grants.get(room, {}).values()):
             self.drop(grant)
             grant.apply()
 
     def drop(self, grant: EarlyGrant) -> None:
-        """Remove a waiting grant, without calling its functions. Idempotent. A later grant of the same room
-        and receiver stays."""
+        """Remove a grant that waits for its room, without calling its functions. Idempotent. A later grant of
+        the same room and receiver stays."""
         grants = self._grants.get(grant.room, {})
         if grants.get(grant.receiver) is not grant:
             return

@@ -23,8 +23,8 @@ from baton.wire.errors import refusal_to_wire
 from baton.wire.layout_messages import layout_to_wire
 
 ANSWERS_MAX: Final = 4_096
-"""Most answers that wait for the decode worker to read them. While there are more, this worker reads no
-further message."""
+"""Most answers that may wait until the decode worker reads them. While more wait, this worker reads no
+further message of the stream."""
 MESSAGE_MAX: Final = 1_024
 """Most answers in one message to the decode worker."""
 
@@ -32,8 +32,8 @@ Answer: TypeAlias = inference_pb2.ConnectReply | inference_pb2.GrantReply | infe
 
 
 class HandOverStream:
-    """Stream of one decode worker. When it ends, its requests are forgotten: rooms end by deadline or by
-    their next close."""
+    """Stream of one decode worker to this prefill worker, with grants and closes of rooms. If it ends, its
+    requests are forgotten. The rooms then end by their deadline or by a close on the next stream."""
 
     def __init__(self, work: PrefillWork) -> None:
         self._work = work
@@ -47,12 +47,13 @@ class HandOverStream:
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._pending: set[asyncio.Future[None]] = set()
-        """Futures of requests that no turn has applied yet, and of closes that are not proven yet."""
+        """Futures of requests that no turn has applied yet, and of closes whose rooms may still have writes
+        under way."""
         self.early_grants: dict[RoomId, EarlyGrant] = {}
-        """Grants of this stream that wait for their rooms to open."""
+        """Grants of this stream whose rooms have not been opened on this worker yet."""
         self._closing: set[RoomId] = set()
-        """Rooms with an unanswered close. A second close of such a room is ignored, and a grant does not wait
-        for it to open."""
+        """Rooms that the decode worker has closed and whose close has no answer yet. A second close of such a
+        room is ignored. A grant of such a room does not wait for the room to open."""
         self._end: Exception | None = None
         self._over = False
         self._reading: asyncio.Task[None] | None = None
@@ -63,7 +64,7 @@ class HandOverStream:
         requests: AsyncIterator[inference_pb2.HandOverRequest],
         greeted: Callable[["HandOverStream"], None],
     ) -> AsyncIterator["HandOverStream"]:
-        """Process the messages of the stream while the context lasts.
+        """Read and process the decode worker's messages while the context lasts.
 
         `greeted`: called when the decode worker has proven its identity.
         """
@@ -117,16 +118,16 @@ class HandOverStream:
                 await self._taken.wait()
 
     def _greet(self, request: inference_pb2.HandOverRequest) -> None:
-        """Check the greeting at the start of a stream. Raises WrongIncarnation, UnknownReceiver,
-        NotAdmitted."""
+        """Check the first message of a stream, which names and proves the decode worker. Raises
+        WrongIncarnation, UnknownReceiver, NotAdmitted."""
         greeting = request.greeting
         check_incarnation(self._mine, greeting.incarnation)
         self._work.receivers.check(Incarnation(greeting.receiver), greeting.secret)
         self.receiver, self._secret = Incarnation(greeting.receiver), greeting.secret
 
     def _take(self, request: inference_pb2.HandOverRequest) -> None:
-        """Put all requests of a message into the mailbox, for one turn. Raises UnknownReceiver if the
-        receiver is gone meanwhile."""
+        """Put all requests of one message into the mailbox, so that one turn applies them. Raises
+        UnknownReceiver if the decode worker is gone meanwhile."""
         if self.receiver is None:
             raise AssertionError("nobody has greeted")
         self._work.receivers.check(self.receiver, self._secret)

@@ -76,8 +76,8 @@ class PrefillMetrics(WorkerMetrics):
         self._bytes.inc(length)
 
     def transferred(self, busy_s: float, hidden_s: float) -> None:
-        """Record the transfer of one room's pages. `busy_s`: seconds in which ready pages were not all
-        written. `hidden_s`: seconds of that in which a step ran."""
+        """Record how long the transfer of one room's pages took. `busy_s`: seconds in which computed pages
+        were not all written. `hidden_s`: seconds of these in which a step ran."""
         self._transfer.inc(busy_s)
         self._hidden.inc(hidden_s)
 

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Overlap:
-    """Overlap of one room's transfer with engine steps. Transfer time during a step does not delay the
-    response."""
+    """Measurement of one room's transfer: how much of it happens while engine steps run. That part does not
+    delay the response."""
 
     length: int = 0
     """Bytes of the room's pages whose writes are known to have ended."""
     spent_us: int = 0
-    """Microseconds during which ready pages were not all written."""
+    """Microseconds during which the room had computed pages that were not all written yet."""
     hidden_us: int = 0
-    """Microseconds of `spent_us` during which a step ran."""
+    """Microseconds of `spent_us` during which an engine step ran, so that the transfer delayed nothing."""
     _until_us: int | None = None
-    """Time in microseconds up to which the present transfer is counted. None while all ready pages are
-    written."""
+    """Time in microseconds up to which the room's present transfer is counted. None while all pages that are
+    ready are written."""
 
     def looked(self, start_us: int, stop_us: int, *, goes_on: bool, beside: bool) -> None:
-        """Count the time since the last poll of a room that has pages to write.
+        """Count the time of the room's transfer since its last poll.
 
         `start_us`, `stop_us`: begin and end of this poll, in microseconds. `goes_on`: whether pages were left
-        at its end. `beside`: whether a step was running.
+        to write at its end. `beside`: whether a step was running.
         """
         spent_us = stop_us - (start_us if self._until_us is None else self._until_us)
         self.spent_us += spent_us

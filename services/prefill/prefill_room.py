@@ -25,10 +25,10 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     sequence: Sequence = field(init=False)
     push: RoomTransfer = field(init=False)
-    """Writes of the room to its receiver. Set once the room has its pages."""
+    """Transfer of the room's pages, record and seal to its receiver. Set when the room has its pages."""
     overlap: Overlap = field(default_factory=Overlap, init=False)
     reported_tokens: int = field(default=0, init=False)
-    """Number of leading tokens that the timeline reports as computed."""
+    """Number of leading tokens that were computed when the timeline last reported it."""
 
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
@@ -37,12 +37,12 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Sequences of the room that the engine samples: a single one."""
+        """Engine sequences of the room: always a single one."""
         return [self.sequence]
 
     def pages_checksum(self, heads: abc.Sequence[GroupHead]) -> int:
-        """Return the sum of the room's pages for one rank of the receiver, as the metadata record has it.
-        `heads`: KV heads of that rank. 0 if no sum is computed."""
+        """Return the checksum of the room's pages for one rank of the receiver, as the metadata record
+        contains it. `heads`: KV heads of that rank. 0 if no checksum is computed."""
         summed = self.sequence.page_sum
         return 0 if summed is None else nonzero_sum(summed.of(heads))
 
@@ -51,17 +51,17 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     @property
     def scored(self) -> int:
-        """Number of prompt tokens whose log-probabilities were computed so far."""
+        """Number of prompt tokens whose log-probabilities have been computed so far."""
         return 0 if self.sequence.scores is None else len(self.sequence.scores.values)
 
     @property
     def under_way(self) -> bool:
-        """Whether data of the room is to be written, or is being written, to the receiver."""
+        """Whether writes of the room to its receiver are under way or still to be started."""
         return self.begun and self.push.under_way
 
     @property
     def unproven(self) -> bool:
-        """Whether the room failed, and its writes are not known to have ended."""
+        """Whether the room has failed while writes to its receiver may still be under way."""
         return self.phase is Phase.FAILED and self.proof is None and self.under_way
 
     def reply_scores(self) -> None:

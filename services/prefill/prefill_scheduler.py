@@ -18,7 +18,7 @@ from baton.worker.prompt_chunks import PromptChunk, next_chunks
 from baton.worker.step_scheduler import StepScheduler
 
 RATED_TOKENS: Final = 64
-"""Fewest tokens in a step that counts for the measured token rate. Smaller steps take longer per token."""
+"""Fewest tokens of a step that counts for the measured token rate. Smaller steps take longer per token."""
 CHUNK_LINES_MAX: Final = 64
 """Most lines about computed chunks in one room's timeline."""
 
@@ -46,7 +46,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         self._scored_tokens = scored_tokens
         self._prompt_budget = prompt_budget
         self._left = chunk_tokens
-        """Most prompt tokens that the prompt budget allowed the running step."""
+        """Most prompt tokens that the running step could have: the prompt budget's answer when it started."""
 
     def start(self) -> None:
         """Start the next step if a prompt is to be computed. Call it only while `free`."""
@@ -64,7 +64,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         self._start(parts, [part.row for part in parts])
 
     def observe(self) -> bool:
-        """Process the results of a step that has ended. Return whether one has ended."""
+        """Process the results of a step that has ended. Return False if none has."""
         ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
@@ -90,7 +90,8 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         return True
 
     def _computed(self, room: PrefillRoom) -> None:
-        """Report a computed chunk to the timeline. After the last chunk, send the caller the first token."""
+        """Report to the timeline that a chunk of the room's prompt is computed. After the last chunk, send
+        the caller the first token."""
         if room.first is None:
             # Chunk lines of a long prompt must not displace later lines.
             if room.computed - room.reported_tokens >= room.request.prefill_tokens / CHUNK_LINES_MAX:

@@ -39,7 +39,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     def __init__(self, work: PrefillWork) -> None:
         self._work = work
         self.streams: dict[Incarnation, HandOverStream] = {}
-        """Latest stream of each decode worker, by its incarnation."""
+        """Latest stream of each decode worker, by the incarnation of the decode worker."""
 
     async def HandOver(
         self,

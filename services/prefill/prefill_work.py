@@ -42,15 +42,17 @@ from baton.worker.prompt_budget import FULL_BUDGET, PromptBudget
 from baton.worker.rank_work import RankWork
 
 EARLY_PER_PLACE: Final = 4
-"""Most waiting grants of one decode worker, as a multiple of the rooms that this worker can have.
+"""Most grants of one decode worker that may wait for their rooms, as a multiple of this worker's largest
+number of rooms.
 
-A decode worker grants no more rooms than both workers can have, and some of them may already be over here.
+A decode worker grants no more rooms than both workers can have, and some of them may already be over on this
+worker.
 """
 SCORED_TOKENS: Final = 64
-"""Most prompt tokens that a step scores (gives log-probabilities) if the engine has no limit of its own."""
+"""Most prompt tokens whose log-probabilities one step computes, if the engine has no limit of its own."""
 LOOKS_MAX: Final = 16
-"""Number of turns without a pause after a write has progressed, while no step runs. Most writes end sooner
-than the shortest pause."""
+"""Number of turns without a pause between them after a write has progressed, while no step runs. Most writes
+end sooner than the shortest pause."""
 
 
 class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
@@ -91,22 +93,22 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         self._commands = PrefillCommands(sending, self.callers, ports, computing.cost, self.early, routes)
         self._pushes = TransferScheduler(sending, ports, metrics, window_bytes)
         self._connecting: list[Answer] = []
-        """Functions that answer the connects of this turn, in order."""
+        """Functions that send the answers to this turn's connects, in the order of the connects."""
         self.closers: dict[RoomId, set[asyncio.Future[None]]] = {}
-        """Futures of handlers that wait for the proof that a closed room's writes have ended, by room."""
+        """Futures of handlers that answer a close when the room's writes have ended, by room."""
         self._looks = 0
-        """Number of turns without a pause that are left, of LOOKS_MAX."""
+        """Number of turns, of LOOKS_MAX, that still follow without a pause."""
         self._is_delayed = False
-        """Whether this turn posts no writes, so that first tokens and the next step come first. It never
-        happens twice in a row, however fast steps are."""
+        """Whether this turn starts no writes, so that first tokens and the next step come first. Two
+        successive turns never both start none."""
 
     # ---- what the handlers of the leader call
 
     def quiet(self, room: RoomId) -> asyncio.Future[None]:
-        """Return a future that is done when no write for a closed room is under way or can follow
+        """Return a future that is done when a closed room has no write under way and can start none
         (`ack-is-proof`).
 
-        It may take arbitrarily long. The caller cancels it when it waits no longer.
+        This may take arbitrarily long. The caller cancels the future if it waits no longer.
         """
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if room in self.roster:

@@ -20,7 +20,8 @@ ago is forgotten until the next room names it."""
 
 
 class Receivers:
-    """Decode workers that rooms have named, by incarnation, each with the digest of its secret."""
+    """Decode workers that rooms on this worker have named, by incarnation. Each entry has the digest of the
+    worker's secret."""
 
     def __init__(self) -> None:
         self._digests: OrderedDict[Incarnation, bytes] = OrderedDict()
@@ -29,8 +30,8 @@ class Receivers:
         return len(self._digests)
 
     def name(self, peer: rooms_pb2.Peer) -> None:
-        """Remember the decode worker of a room. Raises PeerFault if the digest of its secret is missing, or
-        differs from an earlier one."""
+        """Remember the decode worker that a room names. Raises PeerFault if the digest of its secret is
+        missing, or differs from an earlier one."""
         receiver = Incarnation(peer.incarnation)
         if len(peer.secret_digest) != DIGEST_BYTES:
             raise PeerFault(f"decode worker {peer.name[:64]!r} comes without the digest of its secret")
@@ -44,8 +45,8 @@ class Receivers:
             self._digests.popitem(last=False)
 
     def check(self, receiver: Incarnation, secret: bytes) -> None:
-        """Check the secret of a decode worker. Raises UnknownReceiver if no room has named it, NotAdmitted
-        for a wrong secret."""
+        """Check the secret by which a decode worker proves its identity. Raises UnknownReceiver if no room
+        has named the worker, NotAdmitted for a wrong secret."""
         digest = self._digests.get(receiver)
         if digest is None:
             raise UnknownReceiver(f"no room has named receiver {receiver:#x}")

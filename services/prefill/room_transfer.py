@@ -26,32 +26,36 @@ from baton.transfer.transfer_protocol import SLOTS, PutId, PutState, Run, Transf
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3
-"""Most windows (writes of bounded size) that one room posts in a turn."""
+"""Most windows (writes of bounded size) that one room starts in a turn."""
 WINDOWS_A_TURN_MAX: Final = 6
-"""Most windows that all rooms together post in a turn. Some transports copy the bytes while posting."""
+"""Most windows (writes of bounded size) that all rooms together start in a turn. Some transports copy the
+bytes when a write starts."""
 RUNS_MAX: Final = 4096
-"""Most runs of adjacent bytes in one window. Each costs a microsecond or two, here and in the transfer."""
+"""Most runs of adjacent bytes in one window (one write). Each run costs a microsecond or two, both to plan
+and to transfer."""
 
 
 class TransferStage(Enum):
     PAGES = "pages"
-    """Stage in which pages and the metadata record are written."""
+    """Stage in which pages and the metadata record are written to the receiver."""
     SEAL = "seal"
-    """Stage in which the seal (the mark that all is written) is to be posted. Every rank has written the
-    rest."""
+    """Stage in which the seal (the mark that all data is written) is to be written. Every rank has written
+    everything else."""
     SEALING = "sealing"
     SEALED = "sealed"
 
 
 @dataclass(slots=True)
 class Quota:
-    """Budget of a turn: the number of windows that all rooms together may still post in it."""
+    """Budget of one turn: number of windows (writes of bounded size) that all rooms together may still start
+    in it."""
 
     windows: int = WINDOWS_A_TURN_MAX
 
 
 class RoomTransfer:
-    """Writes of one room to its receiver. `advance` is called every turn, and never waits."""
+    """All writes of one room from this rank to its receiver. `advance` is called every turn, and never
+    blocks."""
 
     def __init__(
         self,
@@ -79,32 +83,33 @@ class RoomTransfer:
         """Ranks of the receiver to which this rank sends pages."""
         stretches = [each.plan.stretch(window_bytes, RUNS_MAX) for each in self._targets]
         self._stretch = min(stretches, default=0)
-        """Number of positions whose writes are planned at a time, for one target rank after the other."""
+        """Number of positions whose writes are planned in one go, for one target rank after the other."""
         self._staging = staging
         self._staging_offset = staging_index * SLOT_BYTES
         self._slot_offset = grant.slot * SLOT_BYTES
         self._ready = grant.prefix_tokens
-        """Position up to which pages may be sent, or are in the receiver's prefix cache."""
+        """Position up to which pages need no more computation: they may be sent, or the receiver has them in
+        its prefix cache."""
         self._planned = grant.prefix_tokens
-        """Position up to which the writes to all target ranks are planned."""
+        """Position up to which the writes to all target ranks have been planned."""
         self._planning = (0, 0)
-        """Stretch that is being planned: its end position, and the number of target ranks for which it is
-        planned."""
+        """State of the planning of the next positions: their end position, and for how many target ranks the
+        writes are planned so far."""
         self._complete = False
         self._waiting: deque[tuple[Incarnation, str, Window]] = deque()
         self.in_flight: dict[PutId, int] = {}
-        """Bytes of pages in each write under way, by the id of the write. 0 for writes from the metadata
-        slot."""
+        """Writes under way: number of bytes of pages in each, by the id of the write. 0 for a write of a
+        record or a seal."""
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
         self._seal = b""
         self.stage = TransferStage.PAGES
         self.failure: str | None = None
 
     def ready(self, tokens: int, *, complete: bool = False) -> None:
-        """Allow the whole pages of the first `tokens` positions to be sent, because their KV is final.
+        """Let the whole pages of the first `tokens` positions be sent, because their KV is computed.
 
-        `complete`: whether these are all positions, so that the last pages are sent even if they are not
-        full.
+        `complete`: whether `tokens` is the number of all positions. If so, the last pages are sent even if
+        they are not full.
         """
         stop = tokens if complete else tokens // self._block_tokens * self._block_tokens
         self._complete |= complete
@@ -114,20 +119,21 @@ class RoomTransfer:
 
     @property
     def sealed(self) -> bool:
-        """Whether the seals (the marks that all is written) have reached all ranks of the receiver: their
-        writes are DONE."""
+        """Whether the seals (the marks that all data is written) have arrived at all ranks of the
+        receiver."""
         return self.stage is TransferStage.SEALED
 
     @property
     def written(self) -> bool:
-        """Whether all pages of the room were ready, and their writes and those of the records are DONE."""
+        """Whether all pages of the room and its records have arrived at the receiver, as far as this rank
+        sends them."""
         return self._complete and self.failure is None and not (self._unposted or self.in_flight)
 
     def add_record(self, record: MetadataRecord, checksum: Callable[[Sequence[GroupHead]], int]) -> None:
-        """Queue the metadata record for each rank of the receiver, and post the first one at once.
+        """Queue the metadata record for each rank of the receiver, and start the first write at once.
 
-        Called by the elected rank only, with the last pages. `checksum`: returns the sum of the pages for the
-        KV heads of a receiver's rank.
+        Called on the elected rank only, together with the last pages. `checksum`: function that returns the
+        checksum of the pages for given KV heads, those of one rank of the receiver.
         """
         sums = [(checksum(target.heads), target.peer) for target in self._route.targets]
         for value, group in groupby(sums, key=lambda each: each[0]):
@@ -140,16 +146,16 @@ class RoomTransfer:
             self.failure = str(error)
 
     def seal(self) -> None:
-        """Allow the seals to be written, because every rank has written the rest. Call it after
-        `add_record`."""
+        """Let the next calls of `advance` write the seals, because every rank has written the rest. Call it
+        after `add_record`."""
         self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
         self.stage = TransferStage.SEAL
 
     def advance(self, count_bytes: Callable[[int], None], quota: Quota | None = None) -> bool:
-        """Poll writes under way and post the next ones, at most POSTS_A_TURN_MAX.
+        """Poll the writes under way, and start the next ones: at most POSTS_A_TURN_MAX in a call.
 
-        `quota`: windows left for all rooms. A record or a seal costs next to nothing. Return whether a write
-        was posted or has ended, or the transfer has failed.
+        `quota`: number of windows that all rooms may still start in this turn. A record or a seal does not
+        count. Return whether a write was started or has ended, or the transfer has failed.
         """
         quota = quota or Quota()
         moved = False
@@ -168,7 +174,7 @@ class RoomTransfer:
         return moved or self.failure is not None
 
     def drain(self, count_bytes: Callable[[int], None]) -> bool:
-        """Poll writes under way without posting more. Return True when there are none left."""
+        """Poll the writes under way, and start no more. Return True when none is left."""
         self._waiting.clear()
         self._ready, self._planning = self._planned, (0, 0)
         self._records.clear()
@@ -181,12 +187,13 @@ class RoomTransfer:
 
     @property
     def waits(self) -> bool:
-        """Whether the transfer waits for the engine: no write is under way, and none is due."""
+        """Whether there is nothing to send until the engine has computed more: no write is under way, and
+        none is due."""
         return not (self._complete or self.under_way or self.failure)
 
     @property
     def _unposted(self) -> bool:
-        """Whether a record or a ready page is not posted yet."""
+        """Whether the write of a record, or of a page that is ready, has not been started yet."""
         return bool(self._records) or self._pages_left
 
     @property
@@ -208,7 +215,7 @@ class RoomTransfer:
         return moved
 
     def _plan(self) -> None:
-        """Plan the writes of the next stretch of positions to the next target rank."""
+        """Plan the writes of the next positions, at most `_stretch` of them, to the next target rank."""
         stop, count = self._planning
         if count == 0:
             stop = min(self._planned + self._stretch, self._ready)
@@ -246,8 +253,8 @@ class RoomTransfer:
         return True
 
     def _post_record(self) -> None:
-        """Post the writes of the next metadata record. No write reads the metadata slot while it is
-        overwritten."""
+        """Start the writes of the next metadata record. No earlier write may still read the metadata slot,
+        because the record overwrites it."""
         record, peers = self._records.popleft()
         body = record.pack()
         self._staging[: len(body)] = body

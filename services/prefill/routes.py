@@ -22,7 +22,7 @@ from baton.wire.layout_messages import checksum_from_wire, layout_from_wire
 
 
 class Routes:
-    """Routes to the memory of decode workers, by the incarnation of the decode worker."""
+    """Routes to the memory of decode workers: one for each connected decode worker, by its incarnation."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Routes:
         return self._rank == 0
 
     def connect(self, wire: inference_pb2.ConnectRequest) -> None:
-        """Connect to a decode worker's memory. The new route replaces one to an older exposure, writes to
-        which then fail.
+        """Connect to a decode worker's exposed memory. If there is a route to an earlier exposure, the new
+        one replaces it, and writes by the old one fail.
 
         Raises WorkerRefused and LayoutMismatch, which name the differing field, and Malformed: the same on
         every rank. Raises NotConnected if this rank cannot reach the memory now, or if the exposure is
@@ -118,7 +118,8 @@ class Routes:
         return Route(endpoints[0].incarnation, layouts[0].page_tokens, targets, named)
 
     def granted(self, receiver: Incarnation, exposure: Incarnation) -> Route:
-        """Return the route to the memory that a grant names. Raises NotConnected if there is none."""
+        """Return the route to the memory that a grant names. Raises NotConnected if this worker is not
+        connected to it."""
         route = self._routes.get(receiver)
         if (
             route is None
@@ -131,7 +132,8 @@ class Routes:
     def forget(self, receiver: Incarnation, *, gone: bool) -> None:
         """Forget the route to a decode worker. Idempotent.
 
-        `gone`: whether its memory is gone. If not, writes under way may still land.
+        `gone`: whether the worker's memory no longer exists. If it does, writes under way may still land in
+        it.
         """
         route = self._routes.pop(receiver, None)
         if route is not None:

@@ -28,12 +28,12 @@ class TransferScheduler:
         self._ports = ports
         self._metrics = metrics
         self._first: PrefillRoom | None = None
-        """First room that could post no write in the last turn, because the quota was used up. It comes first
-        in the next turn."""
+        """First room that could start no write in the last turn, because the quota of the turn was used up.
+        It comes first in the next turn."""
 
     def begin(self, room: PrefillRoom, slot: Slot) -> None:
-        """Begin the writes of a room that has pages and a destination. Its whole pages may be sent from now
-        on."""
+        """Begin the transfer of a room that has pages here and a destination. From now on its whole pages may
+        be sent."""
         if room.grant is None or room.route is None:
             raise AssertionError(f"room {room.id} computes without a destination")
         if self._checksum is KvChecksum.PAGES:
@@ -50,8 +50,8 @@ class TransferScheduler:
         )
 
     def poll(self, *, beside: bool) -> bool:
-        """Poll the writes of every room, and post the next ones within the quota of a turn. The order keeps
-        any room from waiting long.
+        """Poll the writes of every room, and start the next ones, as far as the quota of a turn allows. The
+        order of the rooms changes, so that none waits long.
 
         Arguments and result: see `poll_room`.
         """
@@ -65,10 +65,11 @@ class TransferScheduler:
         return moved
 
     def poll_room(self, room: PrefillRoom, quota: Quota | None = None, *, beside: bool) -> bool:
-        """Poll the writes of one room, and post the next ones. Return whether a write was posted or has
-        ended.
+        """Poll the writes of one room, and start the next ones. Return whether there is new evidence for this
+        rank's vote about the room.
 
-        `quota`: windows that all rooms may still post in this turn. `beside`: whether a step is running.
+        `quota`: windows that all rooms may still start in this turn. `beside`: whether an engine step is
+        running.
         """
         if room.push.waits:
             return False
@@ -85,7 +86,7 @@ class TransferScheduler:
         return news
 
     def drain(self) -> bool:
-        """Poll the writes of failed rooms without posting more. Return whether all writes of some room have
+        """Poll the writes of failed rooms, and start no more. Return whether the last write of some room has
         ended."""
         ended = False
         for room in self._sending.unproven():
@@ -95,13 +96,13 @@ class TransferScheduler:
         return ended
 
     def give_up(self, room: PrefillRoom) -> None:
-        """Stop measuring the transfer of a failed room. Its time until now is recorded if not all pages were
-        written."""
+        """Stop measuring the transfer of a failed room. If not all of its pages were written, the time until
+        now goes into the metrics."""
         if room.begun and not room.written:
             self._count(room)
 
     def _count(self, room: PrefillRoom) -> None:
-        """Record the transfer time of a room's pages in the metrics."""
+        """Record in the metrics how long the transfer of a room's pages took."""
         self._metrics.transferred(room.overlap.spent_us / 1e6, room.overlap.hidden_us / 1e6)
 
     def _advance(self, room: PrefillRoom, quota: Quota | None, *, beside: bool) -> bool:

@@ -25,8 +25,8 @@ def run(settings: PrefillSettings, load: EngineLoader) -> int:
 def fit(
     rank: Rank[PrefillSettings], metrics: PrefillMetrics, prompt_budget: PromptBudget = FULL_BUDGET
 ) -> Fitting:
-    """Return the prefill side of a rank: its work and its gRPC services. `prompt_budget`: limit set by a
-    decode side whose steps run on the same thread."""
+    """Return the parts of a rank that only a prefill worker has: its work in a turn and its gRPC services.
+    `prompt_budget`: limit set by a decode side whose steps run on the same thread."""
     settings = rank.settings
     deadlines = Deadlines(
         bootstrapping_ms=settings.bootstrap_timeout_ms,
