@@ -321,8 +321,7 @@ class Grammars(Protocol):
     """Compiler of the requests' grammars, on the rank that samples tokens."""
 
     def folds(self, grammar: Grammar, output: abc.Sequence[int], count: int) -> Future[list[GrammarState]]:
-        """Start compiling, and return a future with `count` independent grammar states that have read
-        `output`.
+        """Compile `grammar`, and return a future with `count` separate states of it that have read `output`.
 
         The future raises GrammarRefused, GrammarLost if `output` does not follow the grammar, and
         StartupError if the model's tokenizer cannot be read.

@@ -128,9 +128,9 @@ class GrammarState:
     def forced(self, output: Sequence[int], most: int) -> list[int]:
         """Return up to `most` tokens that must follow `output`, because the grammar allows no alternative.
 
-        Returns none if masks allow several spellings of a text. A search takes long before, for example, a
-        constant of 100 KB. Then its result is used up first, and no other search follows for a while. Raises
-        GrammarLost.
+        Returns none if masks allow several spellings of a text. A search that takes long, for example before
+        a constant of 100 KB, is bounded: its result is used up before the next search, which waits for a
+        while. Raises GrammarLost.
         """
         before_s = time.thread_time()
         self.follow(output)

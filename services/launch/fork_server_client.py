@@ -235,7 +235,7 @@ class ForkedProcess:
     """
 
     def __init__(self, pid: int) -> None:
-        """Follow the process `pid`. Raises OSError, also if it is no child of this process."""
+        """Open the forked process `pid`, so that its end can be awaited. Raises OSError if it is no child."""
         self.pid = pid
         self._file = os.pidfd_open(pid)
         try:

@@ -305,10 +305,11 @@ def _is_length(value: object) -> TypeGuard[int]:
 
 
 def _context_length(directory: Path, name: str, config: Json, given: int) -> int:
-    """Return the context length in tokens: the `given` one, or else the model's own.
+    """Return the context length in tokens: the `given` one, or else that of the model's configuration.
 
-    With longrope the latter is the original positions, as in vLLM. Its long factors would serve short
-    sequences worse. Raises ContextTooLong if the given one exceeds what the model can hold.
+    With longrope scaling the latter counts only the original positions, as in vLLM. The factors for longer
+    contexts would serve short sequences worse. Raises ContextTooLong if the given one exceeds what the model
+    can hold.
     """
     if given and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
         return given  # a model that cannot hold it is refused when it is loaded

@@ -143,15 +143,11 @@ LAYERS: Final[Mapping[str, Json]] = {"lfm2": {"layer_types": ["conv"]}}
 UNREAD: Final = frozenset({"gpt-oss", "deci"})
 """GGUF architectures that the transformers library lists, but whose files it cannot read."""
 SCALARS: Final[Mapping[int, int]] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Most header fields of a GGUF file that are read to identify the model. The fields that identify it are
-among the first."""
+"""Bytes of a scalar value in a GGUF file, by the number that stands for its type there."""
 STRING, ARRAY = 8, 9
 KEYS_MAX: Final = 64
-"""Raise UnsupportedModel if the files in `directory` show that the model needs features that are not
-implemented.
-
-The text lists all of them. `name`: name of the model, for the text. Raises ModelUnreadable for damaged files.
-"""
+"""Most header fields of a GGUF file that are read to identify the model. The fields for this are
+among the first."""
 STRING_BYTES_MAX: Final = 2**20
 
 

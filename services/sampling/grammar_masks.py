@@ -24,10 +24,10 @@ They are added to the scores, so that NaN stays NaN.
 
 
 def grammar_masks(sequences: abc.Sequence[Sequence]) -> list[bytes | GrammarLost]:
-    """Return a mask of allowed tokens for each of `sequences`, all of which have grammars.
+    """Return a mask of allowed tokens for each of `sequences`, all of which have grammars, in their order.
 
-    A mask has one bit per token id, the lowest first. It is a GrammarLost if the output cannot follow the
-    grammar.
+    A mask has one bit per token id, the lowest first. For an output that cannot follow its grammar there is a
+    GrammarLost in place of a mask.
     """
     return [_allowed(each) for each in sequences]
 

@@ -224,8 +224,8 @@ class Channels:
     def to(
         self, address: str, party: ServiceRole, incarnation: Incarnation | None = None
     ) -> grpc.aio.Channel:
-        """Return the gRPC channel to a process, opened if need be. `party`: the role of the process at that
-        address.
+        """Return the gRPC channel to a process, which is opened if there is none. `party`: the role of the
+        process at that address.
 
         A new channel replaces one with older credentials if that would have to connect anew.
         """

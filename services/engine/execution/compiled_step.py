@@ -225,8 +225,8 @@ class CompiledModel:
         )
 
     def _product(self, parts: list[nn.Linear], *, paired: bool = False) -> tuple[_Weight, int | None]:
-        """Return the joined weight of `parts` in blocks of output rows, and the address of their joined bias
-        or None.
+        """Return the weights of `parts` joined into one, in blocks of output rows, and the address of their
+        joined bias or None.
 
         `paired`: take half of each block from each of two parts, the first part first.
         """

@@ -28,8 +28,8 @@ NAMED: Final = 3
 
 
 class ConversionRefused(Exception):
-    """The transformers library would make another model of the GGUF file. The text names the missing
-    parts."""
+    """The transformers library would convert the GGUF file to a model that differs from the file's. The text
+    names the parts that would be lost."""
 
 
 def convert(source: Path, target: Path, name: str) -> None:

@@ -15,9 +15,10 @@ from typing import Any, Final, Protocol
 from gguf import Keys
 
 SCALE_BY_WIDTH: Final[Mapping[str, frozenset[int]]] = {"gemma2": frozenset({46}), "gemma3": frozenset({62})}
-"""Numbers of layers, by architecture, of models whose attention is scaled by hidden size / heads.
+"""Numbers of layers that identify models whose attention is scaled by hidden size / heads, by architecture.
 
-These are the 27B models, as llama.cpp knows them. No file states it. All others are scaled by the head size.
+These are the 27B models, as llama.cpp knows them. No file states the scale. All other models are scaled by
+the head size.
 """
 PRE_SCALE: Final = "query_pre_attn_scalar"
 ALIBI_BIAS: Final = 8.0

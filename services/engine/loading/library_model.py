@@ -70,8 +70,8 @@ class LibraryModel:
         self._shard = shard
         self._load = load
         self._needs_counts = False
-        """Whether each forward pass must get a cache from which the transformers implementation learns
-        positions."""
+        """Whether the transformers implementation learns positions only from a cache, so that each forward
+        pass must get one."""
         parameters = inspect.signature(module.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.definition = LibraryDefinition(module) if row_by_row else None
