@@ -33,7 +33,7 @@ class ErrorAnswer(TypedDict):
 
 
 class ApiError(Exception):
-    """An error that the client gets as an HTTP status with an error body."""
+    """Error that the client gets: an HTTP status and an error body in the format of the called API."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Limits on the connections of one HTTP port: their number, and their memory.
 
-A connection's memory is an incomplete head, requests that wait behind the one being answered, and answers
-that its client has not read. When a limit is reached, some connections that wait for their clients are
-closed. They are those of the address with the largest share, the longest idle ones first. So no address shuts
-another out, and no running answer is cut (`bounded-admission`).
+A connection's memory is an incomplete head (request line and headers), requests that wait behind the one
+being answered, and answers that its client has not read. When a limit is reached, some connections that wait
+for their clients are closed. They are those of the address with the largest share, the longest idle ones
+first. So no address shuts another out, and no running answer is cut (`bounded-admission`).
 """
 
 import time

@@ -25,8 +25,8 @@ from baton.web.http_server import HttpServer, serve_http
 GRACEFUL_TIMEOUT_S: Final = 2
 
 Problems = Callable[[], Sequence[str]]
-"""Function that returns the present problems, or nothing. It is called in the event loop and must not block.
-"""
+"""Function that returns the present problems of a worker as texts, or an empty list. It runs in the event
+loop and must not block."""
 
 
 async def serve_metrics(

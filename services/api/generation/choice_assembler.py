@@ -27,7 +27,7 @@ from baton.api.tools.parsing.output_parts import (
 from baton.rooms.request import FinishReason, Request, Token
 
 OutputFinish = Literal["stop", "length"]
-"""Finish reason of a choice without tool calls."""
+"""Type of the finish reason of a choice that has no tool calls, in OpenAI's words."""
 Finish = Literal["stop", "length", "tool_calls"]
 
 

@@ -99,8 +99,8 @@ class AccessControl:
             self._count(caller, scope)
 
     def _find(self, keys: Sequence[str]) -> tuple[Caller | None, bool]:
-        """Return the caller that has one of these keys, and whether the key is an admin key. None: no key is
-        valid."""
+        """Return the caller that has one of these API keys, and whether the key is an admin key. The caller
+        is None if no key is valid."""
         for these, is_admin in ((self._admin_keys, True), (self._keys, False)):
             callers = [] if these is None else map(these.caller_of, keys)
             if found := next((each for each in callers if each is not None), None):

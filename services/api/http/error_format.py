@@ -15,7 +15,7 @@ class ErrorFormat:
     """Format in which one API writes errors and request ids."""
 
     error: Callable[[ApiError, str], Mapping[str, Any]]
-    """Function that makes the body of an error response from the error and the request id."""
+    """Function that returns the body of an error response. It takes the error and the request id."""
     id_header: str = "x-request-id"
     """Name of the response header in which this API's clients expect the request id. `x-request-id` is always
     sent."""
@@ -27,7 +27,8 @@ class ErrorFormat:
 OPENAI: Final = ErrorFormat(lambda error, _: error.body)
 
 ErrorFormatOf = Callable[[str, Mapping[str, str]], ErrorFormat]
-"""Function that chooses the error format from a request's path and headers."""
+"""Function that takes a request's path and headers, and returns the error format of the API that the client
+uses."""
 
 
 def openai_only(_path: str, _headers: Mapping[str, str]) -> ErrorFormat:

@@ -122,7 +122,10 @@ class HttpExchange:
             log.info("tools that are not served were left out", tools=self.dropped_tools, **self.log_ids)
 
     def describe(self, attributes: Callable[[], Mapping[str, Attribute]]) -> None:
-        """Add attributes to the trace span. `attributes`: called only if the request has a span."""
+        """Add attributes to the request's trace span, if it has one.
+
+        `attributes`: function that returns them. It is only called if there is a span.
+        """
         if self._span is not None:
             self._span.set(attributes())
 

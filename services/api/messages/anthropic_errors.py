@@ -44,7 +44,7 @@ class MessagesFault(TypedDict):
 
 
 class MessagesError(TypedDict):
-    """An error in Anthropic's format."""
+    """Type of an error in Anthropic's format: a response body, or the last event of a failed stream."""
 
     type: Literal["error"]
     error: MessagesFault

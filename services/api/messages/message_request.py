@@ -95,7 +95,7 @@ class TextBlockParam(Shape):
 
 
 class ThinkingBlockParam(Shape):
-    """A content block with an assistant's reasoning."""
+    """A content block with the assistant's reasoning from an earlier turn, in Anthropic's form."""
 
     type: Literal["thinking"]
     thinking: str
@@ -115,7 +115,7 @@ def _input(value: Any) -> Any:
 
 
 class ToolUse(Shape):
-    """A content block with a tool call."""
+    """A content block with a tool call of the assistant, in Anthropic's form."""
 
     type: Literal["tool_use"]
     id: CallId
@@ -214,7 +214,7 @@ PARAM_FIELDS: Final = frozenset(MessageParam.model_fields)
 
 
 def _blocks_of(message: Message) -> dict[str, Any]:
-    """Return a chat message in the form of Anthropic's API."""
+    """Return a message of the chat format as a message of Anthropic's API, with its content as blocks."""
     texts = [message.content] if isinstance(message.content, str) else message.content or []
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
     if message.role == "tool":

@@ -25,7 +25,7 @@ TEXT_PARTS: Final[Mapping[str, str]] = {
     "output_text": "text",
     "refusal": "refusal",
 }
-"""Name of the field that contains the text, by type of a text part."""
+"""Field of a text part that contains its text, by the part's `type`."""
 REASONING_PARTS: Final[Mapping[str, str]] = {
     "thinking": "thinking",
     "reasoning_text": "text",
@@ -34,8 +34,8 @@ REASONING_PARTS: Final[Mapping[str, str]] = {
     "reasoning.summary": "summary",
     "reasoning": "text",
 }
-"""Name of the field that contains the text, by type of a reasoning part. The types are those of several
-servers."""
+"""Field of a reasoning part that contains its text, by the part's `type`. The types are those of several
+servers' formats."""
 HIDDEN_PARTS: Final = frozenset({"redacted_thinking", "reasoning.encrypted"})
 """Types of encrypted reasoning parts, which only the server that made them can read. They are left out."""
 CALL_PART: Final = "tool_use"

@@ -100,13 +100,14 @@ class CalledFunction(Shape):
 
 
 class ToolCallParam(Shape):
-    """A tool call in a message of the assistant."""
+    """A tool call of an earlier turn, in a message of the assistant."""
 
     id: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    """Index of the tool call in the stream that it came from."""
+    """Index that the tool call had in the stream from which the client took it. Clients send it back with the
+    call."""
 
 
 class Message(Shape):
@@ -155,7 +156,8 @@ class Tool(Shape):
     type: Literal["function"]
     function: Function
     strict: bool | None = None
-    """The same as `function.strict`. The Responses API and some clients write it here."""
+    """Whether arguments have to match the schema, like `function.strict`. The Responses API and some clients
+    write the field outside of `function`."""
 
     @model_validator(mode="after")
     def _strict_function(self) -> "Tool":
@@ -207,7 +209,8 @@ class ResponseFormat(Shape):
     type: Annotated[str, AfterValidator(format_type), shown_as({"type": "string", "enum": [*FORMATS]})]
     json_schema: NamedSchema | None = None
     schema_: JsonSchema | None = Field(None, alias="schema")
-    """JSON schema without a name, next to `type`, as SGLang and llama.cpp accept it."""
+    """JSON schema that the answer has to follow, given directly and not within `json_schema`. SGLang and
+    llama.cpp accept it in this form."""
 
 
 class StructuredOutputs(Shape):
@@ -272,7 +275,7 @@ class Sampled(RecommendedSampling):
     """Whether speculative decoding may be used. It changes no output token."""
     request_id: RequestId | None = None
     rid: RequestId | None = None
-    """The same as `request_id`, by SGLang's name."""
+    """Id of the request, under SGLang's name for the field `request_id`."""
 
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=CACHE_SALT_CHARS_MAX)] | None = None
     """Salt of the prefix cache. Prompts with different salts share no cached KV."""
@@ -362,7 +365,8 @@ class ChatRequest(GenerationRequest, Conversation):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     echo: bool = False
-    """Whether the answer begins with the text of the last message, if that message is the assistant's."""
+    """Whether the answer is returned with the text of the last message before it, if that message is the
+    assistant's."""
 
     @property
     def effort(self) -> Effort | None:

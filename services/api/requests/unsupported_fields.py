@@ -108,7 +108,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "sampling_seed": "seed",
     "stop_sequences": "stop",
 }
-"""Supported field to use instead, by name of an unsupported field."""
+"""Supported request field to use instead, by name of an unsupported field. Error messages suggest it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class StoredResponse:
         return len(self.answer) + len(self.items) + FRAME_BYTES
 
     def whole(self) -> dict[str, Any]:
-        """Return the response as it was sent to the client."""
+        """Return the stored response as JSON, as it was sent to the client."""
         answer: dict[str, Any] = from_json(self.answer)
         return answer
 

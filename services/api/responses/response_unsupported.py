@@ -47,5 +47,5 @@ INSTEAD: Final[Mapping[str, str]] = {
     "system": "instructions",
     "verbosity": "text.verbosity",
 }
-"""Supported request field of the same meaning, by the refused field. Errors suggest it."""
+"""Supported request field to use instead, by name of a field that is refused. Error messages suggest it."""
 RESPONSES_UNSUPPORTED: Final = UnsupportedFields(IGNORED, HARMLESS, KNOWN, INSTEAD)

@@ -25,8 +25,8 @@ WHOLE_BYTES_MAX: Final = 128 * 2**10
 PIECE_CHARS: Final = 32 * 2**10
 """Length in characters of the pieces in which the tokens of a longer text are first counted."""
 WHOLE_TOKEN_BYTES: Final = 6
-"""Bytes of text per allowed token, up to which a text is not first counted in pieces. So prompts that fit are
-tokenised only once."""
+"""Bytes of text per allowed token. A text of up to this size for its limit is tokenised at once, without a
+first count in pieces."""
 COUNT_MARGIN: Final = 2
 """Multiple of the allowed tokens above which the count in pieces refuses a text. Cutting a text changes its
 count only near the cuts."""
@@ -141,7 +141,8 @@ class Tokenizer:
 
     @property
     def response_template(self) -> Any:
-        """Template for parsing answers, if the model's makers provide one. Otherwise None."""
+        """Response template, by which the transformers library parses the model's answers. None if the model
+        has none."""
         return self._response_template
 
     @property

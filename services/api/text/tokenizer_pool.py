@@ -20,7 +20,8 @@ THREADS: Final = 2
 """Number of threads. Tokenising releases the interpreter lock, so more threads would only take cores from the
 event loop."""
 LONG_BYTES: Final = 256 * 2**10
-"""Size in bytes above which a text counts as long. A shorter one takes a fraction of a second."""
+"""Size in bytes above which a text counts as long, so that only one of them is processed at a time. A shorter
+text takes a fraction of a second."""
 LONG_AT_ONCE: Final = 1
 GIVE_BACK_BYTES: Final = 64 * 2**10
 """Size of a text in bytes above which freed memory is returned to the operating system after the work."""
@@ -43,8 +44,8 @@ class _Waiter:
 
 
 class _Lane:
-    """Queue of waiting texts of one kind (short or long), by caller. The caller that had no turn for the
-    longest time is first."""
+    """Queue of texts of one kind (short or long) that wait for a thread, by caller. First comes the caller
+    that had no turn for the longest time."""
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once

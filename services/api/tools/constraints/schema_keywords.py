@@ -126,7 +126,8 @@ def with_bounds(schema: Keywords) -> Keywords:
 
 
 def _number(value: Any) -> float:
-    """Return a number unchanged, and 0 for any other value, such as `exclusiveMinimum: true` of draft 4."""
+    """Return a number unchanged, and 0 for any other value. Draft 4 has bounds that are no numbers, such as
+    `exclusiveMinimum: true`."""
     return value if isinstance(value, int | float) else 0
 
 

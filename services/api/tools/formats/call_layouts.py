@@ -36,7 +36,7 @@ class ArgumentLayout:
 
     mark: str
     before: str
-    """Text between the opening mark of a tool call and the tool's name."""
+    """Literal text between the opening mark of a tool call and the tool's name."""
     behind: str
     """Literal text between the tool's name and the first argument of a tool call."""
     key: tuple[str, str]

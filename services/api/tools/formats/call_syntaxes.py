@@ -23,7 +23,8 @@ Strings may contain the mark."""
 
 
 def begins_with(text: str, *beginnings: str) -> PrefixMatch:
-    """Return whether the text begins with one of the texts `beginnings`, or is too short to decide."""
+    """Return a PrefixMatch: whether the text begins with one of the texts `beginnings`, or is too short to
+    decide."""
     if text.startswith(beginnings):
         return PrefixMatch.YES
     return PrefixMatch.PARTIAL if any(each.startswith(text) for each in beginnings) else PrefixMatch.NO

@@ -62,7 +62,8 @@ class TagFormat:
     single_line_ends: bool = False
     """Whether one line end before and one after an argument is formatting, and is dropped."""
     escaped: tuple[tuple[str, str], ...] = ()
-    """Escapes within a tag: pairs of the written text and the character that it stands for."""
+    """Escapes that the format uses within a tag, as pairs of the written text and the character that it
+    stands for."""
 
     def unescape(self, text: str) -> str:
         for written, meant in self.escaped:
@@ -73,7 +74,8 @@ class TagFormat:
 NAME: Final = r"[^\s<>{}\[\]\"'`,;()]{1,256}"
 QUOTED_NAME: Final = r' name="(?P<name>[^"]{1,256})"\s*(?:/>|>)'
 ANGLES: Final = ("<", "</", ">")
-"""Patterns of angle brackets: the beginning of an opening tag, that of a closing tag, and the end of both."""
+"""Patterns of angle brackets in tags: the beginning of an opening tag, the beginning of a closing tag, and
+the end of either."""
 
 
 def _format(
@@ -311,7 +313,8 @@ class _TagReader:
         return TaggedCall(name, tuple(arguments)), ends.end() if self._tags.call_ends else at
 
     def _value(self, start: int, missing: Collection[str]) -> tuple[int, int] | None:
-        """Return the index at which an argument ends and the index at which parsing goes on, or None.
+        """Return two indexes: that at which the argument that begins at `start` ends, and that at which
+        parsing goes on. Return None if it does not end.
 
         `missing`: names of the arguments that may follow.
         """

@@ -35,10 +35,10 @@ class ConstrainedCallParser:
     """Parser of one constrained tool call that the model is writing."""
 
     def __init__(self, heads: Mapping[str, str], after: str) -> None:
-        """Start after the opening mark of the tool call.
+        """Create the parser of a tool call whose opening mark was already parsed.
 
-        `heads`: names of tools, by the text before the arguments.
-        `after`: text after the arguments.
+        `heads`: names of the tools that may be called, by the literal text that comes before their arguments.
+        `after`: literal text that follows the arguments.
         """
         self._heads = heads
         self._left = after

@@ -22,7 +22,8 @@ closing mark."""
 
 @dataclass(slots=True)
 class NextCalls:
-    """Opening marks of tool calls that may follow a call without a closing mark, and a budget for parsing."""
+    """Opening marks of tool calls that may follow a call without a closing mark, and the number of characters
+    that may still be parsed again."""
 
     marks: tuple[str, ...]
     """Opening marks of tool calls, such as `<tool_call>`."""
