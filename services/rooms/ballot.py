@@ -33,15 +33,15 @@ class Ballot:
     may_compute: bool
     """Whether this rank's engine is free to start a step."""
     may_leave: bool
-    """Whether this rank is draining and holds no room any more."""
+    """Whether this rank is draining and has no room any more."""
     votes: Sequence[Vote]
     reasons: Mapping[int, Reason] = field(default_factory=dict)
     """Reasons of this rank's ABORT votes, by index of the room in the roster."""
     connects: int = 0
-    """Number of connections to other workers that this rank could make this turn, counted up to the first
-    failure."""
+    """Number of connects to decode memory that succeeded on this rank in this turn, before the first that
+    failed."""
     _words: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Encoded ballot, stored by the first call of `encode` and empty before."""
+    """Integers of the encoded ballot. The first call of `encode` stores them. Empty before."""
 
     def encode(self) -> Sequence[int]:
         words = self._words
@@ -54,7 +54,8 @@ class Ballot:
         return words
 
     def verdict(self) -> "Verdict":
-        """Return the verdict that follows if no other rank's ballot is lower than this one anywhere."""
+        """Return the verdict for the usual case that the minimum over all ranks' ballots is this ballot
+        itself."""
         reasons = dict(self._given()) if self.reasons else {}
         return Verdict(self.may_compute, self.may_leave, tuple(self.votes), reasons, self.connects)
 
@@ -64,16 +65,16 @@ class Ballot:
 
 class Verdict(NamedTuple):
     compute: bool
-    """Whether the engine of every rank is free. If so, all ranks start the step that follows from their equal
-    tables."""
+    """Whether the engine of every rank is free. If so, all ranks start the next step. They choose it from
+    equal data."""
     leave: bool
     votes: tuple[Vote, ...]
     reasons: Mapping[int, Reason]
     """Reasons of the agreed ABORTs, by index of the room. If ranks gave several, the one listed last in
     `Reason`."""
     connects: int = 0
-    """Number of connections to other workers that every rank could make this turn, counted up to the first
-    failure."""
+    """Number of connects to decode memory that succeeded on every rank in this turn, before the first that
+    failed."""
 
 
 def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:

@@ -30,10 +30,10 @@ class ChoicePages:
     needed: PageCounts = field(init=False)
     """Number of pages that all choices of a room take together at their full length, by KV group."""
     first: PageCounts = field(init=False)
-    """Pages that decode grants when the room begins, by KV group: those of the known tokens and one more
-    block (`memory-as-used`)."""
+    """Number of pages that decode grants when the room begins, by KV group. They suffice for the known tokens
+    and one more block (`memory-as-used`)."""
     block: PageCounts = field(init=False)
-    """Pages of one block, by KV group. A choice grows by at most this many pages in one step."""
+    """Number of pages of one block, by KV group. A choice grows by at most this many pages in one step."""
 
     def __post_init__(self) -> None:
         block = lcm(*self.page_tokens)
@@ -47,16 +47,19 @@ class ChoicePages:
 
     @property
     def each(self) -> PageCounts:
-        """Pages of one choice at its full length, by KV group. The shared pages are included."""
+        """Number of pages of one choice at its full length, by KV group. Pages that it shares with other
+        choices are included."""
         return self.pages_for(self.tokens_max)
 
     @property
     def begun(self) -> list[int]:
-        """Number of leading positions that have pages once the room is granted, by choice."""
+        """Number of leading positions for which each choice has pages when the room is granted, by choice
+        index."""
         return [self.positions(self.first), *[self.shared_tokens] * (self.choices - 1)]
 
     def positions(self, pages: PageCounts) -> int:
-        """Return how many leading KV positions fit `pages`, which are page counts by KV group."""
+        """Return how many leading positions of a choice have space in `pages` pages. `pages`: number of
+        pages, by KV group."""
         return min([count * size for count, size in zip(pages, self.page_tokens, strict=True)])
 
     def pages_for(self, tokens: int) -> PageCounts:

@@ -39,5 +39,5 @@ _FIELDS: Final[Mapping[Phase, Callable[[Deadlines], int]]] = {
     Phase.SUCCESS: attrgetter("success_ms"),
     **dict.fromkeys((Phase.FAILED, Phase.RETIRED), attrgetter("fence_ms")),
 }
-"""Function that reads a phase's deadline from `Deadlines`, by phase. It is called for each room in each turn,
-so this is a table and not a match."""
+"""Functions that read the deadline of a phase from a `Deadlines`, by phase. A table is faster than a match,
+and each room is looked up in each turn."""

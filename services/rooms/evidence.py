@@ -12,16 +12,18 @@ class Proof(Enum):
     proof."""
 
     UNEXPOSED = "unexposed"
-    """No other worker ever got the addresses of the memory."""
+    """Proof: no other worker ever got the addresses of the room's memory."""
     DONE = "done"
-    """The seal was read. It is written only when all transfers of the room are DONE on every rank of
-    prefill."""
+    """Proof: the room's seal was read. It is written only when all transfers of the room are DONE on every
+    rank of prefill."""
     QUIET = "quiet"
-    """Every rank of the sender has confirmed that its transfers have ended, and that it posts no more."""
+    """Proof: every rank of the sender has confirmed that its writes for the room have ended, and that it
+    starts no more."""
     DEAD = "dead"
-    """The sender's process is known to have ended."""
+    """Proof: the sender's process is known to have ended."""
     REVOKED = "revoked"
-    """The memory was taken from the sender: its mapping was torn down and made anew at other addresses."""
+    """Proof: the memory was taken back from the sender. Its mapping was removed, and made anew at other
+    addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +66,30 @@ class Sealed:
 @dataclass(frozen=True, slots=True)
 class Computed:
     """Evidence on decode: the prompt of a room without prefill (a local room) is computed, and its first
-    token is drawn."""
+    token is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Evidence that this rank has compiled the request's grammar, and can constrain draws by it."""
+    """Evidence that this rank has compiled the request's grammar, and can constrain sampling by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Evidence that something ended the room. Only the first cause is remembered."""
+    """Evidence that something ended the room. Only the first such cause is remembered."""
 
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Evidence that the room's work is done: on decode, the sequence has ended; on prefill, all was
+    """Evidence that the room's work is done. On decode: the sequence has ended. On prefill: the outcome was
     reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Evidence that no write to this room's memory can still land or be in flight. `proof`: how that is
+    """Evidence that no write to this room's memory can still land or be under way. `proof`: how this is
     known."""
 
     proof: Proof

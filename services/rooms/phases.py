@@ -72,10 +72,10 @@ class Phase(Enum):
     SUCCESS = "success"
     """On prefill: the record is sealed. On decode: the room has joined the batch."""
     FAILED = "failed"
-    """The room has failed, and its cause is known. It is not proven yet that its memory can be reused
-    safely."""
+    """Phase of a room that has failed. Its cause is known, but there is no proof yet that its memory can be
+    reused safely."""
     RETIRED = "retired"
-    """All memory of the room was given back, and it has left the roster."""
+    """Phase of a room that has given back all its memory and has left the roster."""
 
 
 class Vote(IntEnum):
@@ -92,36 +92,37 @@ class Effect(Enum):
     decode."""
 
     QUEUE = "queue"
-    """Let the room wait for pages and a slot. It has no memory yet."""
+    """Effect: the room waits for pages and a slot from now on. It has no memory yet."""
     STOP = "stop"
-    """End a room in SUCCESS early, on every rank: take it out of the batch."""
+    """Effect: end a room in SUCCESS early, on every rank, by taking it out of the batch."""
     FENCE = "fence"
-    """Stop the room's work, and quarantine the memory that a peer may still write to. Seek the proof that the
-    peer no longer can."""
+    """Effect: stop the room's work, and quarantine the memory that a peer may still write to. Then seek the
+    proof that the peer no longer can."""
     RELEASE = "release"
-    """Give the room's pages and slot back."""
+    """Effect: give the room's pages and slot back."""
 
 
 class SenderEffect(Enum):
     """Actions that a prefill rank alone carries out after a move of a room."""
 
     COMPUTE = "compute"
-    """Reserve pages and start to compute the prompt."""
+    """Effect: reserve pages, and start to compute the prompt."""
     SEAL = "seal"
-    """Write the seal, on the elected rank. All pages of all ranks are written by now."""
+    """Effect: the elected rank writes the seal. The pages of all ranks are written by now."""
     REPORT = "report"
-    """Report the room's outcome to the router: the record is sealed."""
+    """Effect: report the room's outcome to the router, because the record is sealed."""
 
 
 class ReceiverEffect(Enum):
     """Actions that a decode rank alone carries out after a move of a room."""
 
     GRANT = "grant"
-    """Reserve pages and a zeroed metadata slot, expose them, and send their addresses to prefill."""
+    """Effect: reserve pages and a zeroed metadata slot, expose them, and send their addresses to prefill."""
     COMPUTE = "compute"
-    """Reserve pages and start to compute the prompt of a local room, which has no prefill worker."""
+    """Effect: reserve pages, and start to compute the prompt of a local room. Such a room has no prefill
+    worker."""
     ADMIT = "admit"
-    """Let the room join the batch. No other worker writes to its pages from now on."""
+    """Effect: let the room join the batch. No other worker writes to its pages from now on."""
 
 
 AnyEffect: TypeAlias = Effect | SenderEffect | ReceiverEffect
@@ -159,7 +160,8 @@ LOCAL_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | ReceiverEff
     (Phase.COMPUTING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     **{way: move for way, move in _ENDINGS.items() if way[0] is not Phase.TRANSFERRING},
 }
-"""Moves of a local room: one whose prompt the decode worker computes itself."""
+"""Moves of a local room, whose prompt the decode worker computes itself: next phase and effect, by phase and
+verdict."""
 
 GATED: Final = frozenset({Phase.TRANSFERRING, Phase.COMPUTING, Phase.SEALING})
 """Phases that a room leaves only when every rank is ready, or by an ABORT (`gate-before-agree`)."""

@@ -24,7 +24,7 @@ room has lacked pages for the divided time, and no room is left to retract.
 
 
 def in_quarantine(room: Receiver) -> bool:
-    """Return whether a failed room's memory was exposed to a sender that may still write to it."""
+    """Return whether a failed room's memory was exposed to a sender whose writes may still land in it."""
     return room.phase is Phase.FAILED and room.generation is not None and room.proof is None
 
 
@@ -53,5 +53,6 @@ def revocation_due(
 
 
 def _lingers(room: Receiver) -> bool:
-    """Return whether this rank has read a failed room's seal, so that the room only waits for other ranks."""
+    """Return whether this rank has read a failed room's seal, so that it only waits for the other ranks to
+    read it."""
     return room.phase is Phase.FAILED and room.proof is Proof.DONE

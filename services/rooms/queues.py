@@ -19,4 +19,4 @@ class RoomQueue(StrEnum):
     INFLIGHT = "inflight"
     """Queue of rooms on prefill whose prompt is computed, but whose pages are not all written yet."""
     RUNNING = "running"
-    """Rooms on decode with a sequence in the batch."""
+    """Queue of rooms on decode that have a sequence in the batch."""

@@ -14,19 +14,20 @@ class Fault(Enum):
     other workers if possible."""
 
     CALLER = "caller"
-    """The opener of the room ended it, such as for a client that hung up. No worker is avoided."""
+    """Fault of the room's opener, which ended the room, such as for a client that hung up. No worker is
+    avoided."""
     REQUEST = "request"
-    """The request itself is at fault: it would fail on every worker."""
+    """Fault of the request itself: it would fail on every worker."""
     NOBODY = "nobody"
-    """The end was no failure. The request goes on, and no worker is avoided."""
+    """No fault: the end of the room was no failure. The request continues, and no worker is avoided."""
     BOOTSTRAP = "bootstrap"
-    """The router failed, so it cannot open another room."""
+    """Fault of the router, which therefore cannot open another room for the request."""
     PREFILL = "prefill"
     DECODE = "decode"
     EITHER = "either"
-    """Either worker may be at fault: the failure lay between the two."""
+    """Fault of one of the two workers: the failure lay between them."""
     TELLER = "teller"
-    """The worker that reported the failure is at fault."""
+    """Fault of the worker that reported the failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class ReasonFacts:
     """Whether rooms that ended for this reason count in `baton_rooms_failed_total`. Rooms whose client hung
     up do, though they have not failed."""
     ends_room: bool = True
-    """Whether the whole room ends. If not, only one worker's part of it ends, and the room goes on with the
-    other worker."""
+    """Whether the reason ends the whole room. If not, only one worker's part ends, and the room continues on
+    the other worker."""
 
     @property
     def is_retried(self) -> bool:
-        """Whether another room may serve the request after a room ended for this reason."""
+        """Whether the request of a room that ended for this reason may continue in another room."""
         return self.ends_room and self.fault not in (Fault.CALLER, Fault.REQUEST, Fault.BOOTSTRAP)
 
     @property

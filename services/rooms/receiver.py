@@ -10,7 +10,7 @@
 
 A room joins the batch when all its pages AND the seal have arrived. This gate is part of the vote
 (`gate-before-agree`). A local room is one whose prompt this worker computes itself. It waits for no other
-worker and exposes no memory. It joins when the whole prompt is computed and its first token drawn, on every
+worker and exposes no memory. It joins when the whole prompt is computed and its first token sampled, on every
 rank.
 """
 
@@ -26,21 +26,21 @@ from baton.rooms.plurals import counted
 from baton.rooms.room import NOT_COMPILED, Room
 
 UNDECIDED: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
-"""Phases of a room on decode before it has pages. It may still become local: then decode computes the prompt
-itself."""
+"""Phases of a room on decode before its pages are reserved. Until then the decode worker may choose to
+compute the prompt itself."""
 
 
 @dataclass(slots=True, eq=False)
 class Receiver(Room):
-    """Decode side of a room on one rank. `generation`: which use of its metadata slot was granted, None
-    before the grant."""
+    """Decode side of a room on one rank. `generation`: number of the use of the metadata slot that was
+    granted. None before the grant."""
 
     SIDE: ClassVar[Side] = Side.DECODE
     MOVES: ClassVar[Moves] = RECEIVER_MOVES
     WAITS: ClassVar[frozenset[Phase]] = frozenset(
         {Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SUCCESS}
     )
-    """Phases in which a room on decode waits for capacity: for pages, for the queue at prefill, or for space
+    """Phases in which a room on decode waits for capacity: for pages, for its turn at prefill, or for space
     in the batch."""
 
     pages_expected: PageCounts = ()
@@ -51,10 +51,10 @@ class Receiver(Room):
     pages_landed: PageCounts = ()
     sealed: bool = False
     local: bool = False
-    """Whether decode computes the prompt itself. All ranks agreed on that before pages were granted
-    (`mine-or-granted`)."""
+    """Whether this decode worker computes the room's prompt itself. All ranks agreed on that before pages
+    were granted (`mine-or-granted`)."""
     is_computed: bool = False
-    """Whether the prompt of a local room is computed, and the first token drawn."""
+    """Whether the prompt of a local room is computed, and the first token sampled."""
 
     @property
     def moves(self) -> Moves:
@@ -69,11 +69,10 @@ class Receiver(Room):
         return True
 
     def expose(self, generation: Generation, cached: PageCounts) -> None:
-        """Record that the addresses of the room's memory are about to be sent to prefill, under this
-        generation. Called once.
+        """Record that the addresses of the room's memory will now be sent to prefill. Called once.
 
         `generation`: number of this use of the metadata slot. `cached`: number of leading pages whose content
-        is already here, by KV group.
+        is already on this worker, by KV group.
         """
         if self.generation is not None or self.phase is not Phase.TRANSFERRING or self.local:
             raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")

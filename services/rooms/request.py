@@ -54,7 +54,7 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Grammar that constrains the output, as source text. Each worker that draws tokens compiles it. Which
+    """Grammar that constrains the output, as source text. Each worker that samples tokens compiles it. Which
     tokens it allows at a position depends on the grammar and on the earlier output alone (`mask-is-fold`)."""
 
     kind: GrammarKind
@@ -71,7 +71,7 @@ class Sampling:
     top_k: int = 0
     """Keep the k likeliest tokens; 0 keeps all."""
     min_p: float = 0.0
-    """Tokens are dropped if their probability is below this share of the likeliest token's."""
+    """Least probability of a token that may be sampled, as a share of the likeliest token's probability."""
     repetition_penalty: float = 1.0
     """Multiplicative penalty on tokens of the prompt and the output, as transformers defines it."""
     presence_penalty: float = 0.0
@@ -83,15 +83,15 @@ class Sampling:
     depends on (seed, i) alone."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
-    """Number of alternative tokens to report with each output token. With 0, only the drawn token's
+    """Number of alternative tokens to report with each output token. With 0, only the sampled token's
     log-probability is reported; with None, no log-probabilities are."""
     logprob_token_ids: tuple[int, ...] = ()
     """Token ids whose log-probabilities are reported in addition to the likeliest tokens, if any
     log-probabilities are."""
 
     def tops(self, vocabulary: int) -> int | None:
-        """Return how many alternative tokens are reported with each output token, or None if no
-        log-probabilities are."""
+        """Return the number of alternative tokens that are reported with each output token. None if no
+        log-probabilities are reported."""
         if self.top_logprobs is None:
             return None
         return min(self.top_logprobs, vocabulary) + len(self.logprob_token_ids)
@@ -105,7 +105,7 @@ class Request:
     request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
-    """Most output tokens, >= 1."""
+    """Largest number of output tokens, at least 1."""
     min_tokens: int = 0
     """Least number of output tokens. Before that, end-of-sequence and stop token ids are not sampled."""
     eos_token_ids: tuple[int, ...] = ()
@@ -113,7 +113,7 @@ class Request:
     ignore_eos: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     output: tuple[int, ...] = ()
-    """Tokens drawn by earlier rooms of the same request. They count as output for penalties, seeds, limits
+    """Tokens sampled by earlier rooms of the same request. They count as output for penalties, seeds, limits
     and positions, but do not complete the answer."""
     trace: TraceContext | None = None
     """Trace context of the caller. Its span is the parent of the workers' spans."""
@@ -146,15 +146,15 @@ class Request:
     with more tokens is retracted only if no other room is left to retract.
     """
     speculates: bool = True
-    """Whether the worker may use speculative decoding (check drafted tokens) for this request. The output is
+    """Whether the worker may use speculative decoding (check draft tokens) for this request. The output is
     the same."""
     tenant: bytes = b""
-    """Tenant whose share of the queue pays for this request while it waits. It is opaque, and workers do not
+    """Tenant (a group of clients) whose share of the queue this request uses while it waits. Workers do not
     get it."""
 
     @property
     def names(self) -> dict[str, str]:
-        """Request id and trace id, as fields for log lines."""
+        """Request id and trace id of the request, by the name of their field in log lines."""
         names = {"request_id": self.request_id}
         return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
 
@@ -164,7 +164,7 @@ class Request:
         return 1 + len(self.further_seeds)
 
     def choice(self, place: int) -> "Request":
-        """Return choice number `place` (from 0) as a request of its own, which draws the same tokens as in
+        """Return choice number `place` (from 0) as a request of its own, which samples the same tokens as in
         this request (`own-draws`)."""
         if place == 0 and not self.further_seeds:
             return self
@@ -189,7 +189,8 @@ class Request:
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
-        """Token ids that end the output when they are drawn."""
+        """Ids of all tokens that end the output when they are sampled. They include end-of-sequence ids
+        unless the request ignores those."""
         if self.ignore_eos and self.grammar is None:
             return self.stop_token_ids
         return self.eos_token_ids + self.stop_token_ids
@@ -221,12 +222,12 @@ class Score(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One drawn token, with log-probabilities if the request asks for them. It is a tuple, which is cheap to
-    create for each token."""
+    """One sampled token, with log-probabilities if the request asks for them. It is a tuple, which is cheap
+    to create for each token."""
 
     id: int
     logprob: float | None = None
-    """Log-probability of the drawn token: the natural log of the model's own probability, before penalties,
+    """Log-probability of the sampled token: the natural log of the model's own probability, before penalties,
     bias and temperature."""
     top: tuple[tuple[int, float], ...] = ()
     """Alternative tokens as (token id, logprob), likeliest first, as many as `Sampling.top_logprobs`. The

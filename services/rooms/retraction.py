@@ -18,7 +18,8 @@ Age: TypeAlias = tuple[int, RoomId]
 
 
 class Want(NamedTuple):
-    """Pages that one choice lacks for its next token, by KV group, and the age of its room."""
+    """Need of one choice: the number of pages that it lacks for its next token, by KV group, and the age of
+    its room."""
 
     age: Age
     pages: PageCounts
@@ -29,28 +30,28 @@ class RunningRoom(NamedTuple):
     pages: PageCounts
     """Number of pages that become free, by KV group, if this running room is retracted."""
     stays: bool = False
-    """Whether the room's output is too long for any other room to continue. Such a room is retracted only
-    after all others."""
+    """Whether the room's prompt and output are too long for any other room to continue. Such a room is
+    retracted only after all others."""
 
 
 class Growth(NamedTuple):
     grown: Sequence[int]
-    """Indices of the wants (choices that need pages) that get their pages now."""
+    """Indices of the needs (`Want`) that are met now: these choices get their pages."""
     retracted: Sequence[RoomId]
     """Ids of the rooms to retract, in the order in which they were chosen."""
     lacks: bool
-    """Whether pages are still missing after all permitted retractions. Rooms that do not run yet have the
-    missing pages, or pages are reserved for them."""
+    """Whether pages are still missing after all permitted retractions. They are then held by rooms that do
+    not run yet, or reserved for such rooms."""
 
 
 def suffice(free: PageCounts, wants: Sequence[Want]) -> bool:
-    """Return whether `free` pages (by KV group) are enough for all wants, which is the usual case."""
+    """Return whether `free` pages (by KV group) meet the needs of all choices, which is the usual case."""
     wanted = zip(*(want.pages for want in wants), strict=True)
     return all(sum(counts) <= count for counts, count in zip(wanted, free, strict=True))
 
 
 def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
-    """Return whether drafted tokens may take `pages`. They may if `margin` pages stay free for running rooms
+    """Return whether draft tokens may take `pages`. They may if `margin` pages stay free for running rooms
     (`drafts-make-way`). All three are counts by KV group."""
     needed = map(add, pages, margin) if margin else pages
     return all(map(le, needed, free))
@@ -59,10 +60,10 @@ def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
 def growth(
     wants: Sequence[Want], running: Sequence[RunningRoom], free: PageCounts, coming: PageCounts
 ) -> Growth:
-    """Decide which wants get pages and which rooms are retracted.
+    """Decide which choices get the pages that they need, and which rooms are retracted (preempted) for that.
 
-    `running`: rooms that may be retracted, and the oldest one. `free`: pages that are free now. `coming`:
-    pages that are about to become free in any case.
+    `running`: rooms that may be retracted, and the oldest one. `free`: number of pages that are free now.
+    `coming`: number of pages that are about to become free in any case.
     """
     retracted: list[RoomId] = []
     grown, short = _served(wants, free, retracted)
@@ -82,9 +83,12 @@ def growth(
 def _served(
     wants: Sequence[Want], free: PageCounts, gone: Collection[RoomId]
 ) -> tuple[list[int], PageCounts]:
-    """Return the indices of the wants that `free` pages serve, and the number of pages that are missing, by
-    KV group. The first want that does not fit blocks all younger ones, so that they do not overtake it again
-    and again."""
+    """Return the indices of the needs (`Want`) that `free` pages meet, and the number of pages that are
+    missing, by KV group.
+
+    The first need that cannot be met blocks those of all younger rooms, so that they do not overtake it again
+    and again.
+    """
     grown: list[int] = []
     blocked = False
     needed: PageCounts = (0,) * len(free)

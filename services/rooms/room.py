@@ -15,7 +15,7 @@ from baton.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, P
 from baton.rooms.phases import GATED, AnyEffect, Moves, Phase, Side, Vote
 
 NOT_COMPILED: Final = "the grammar of its answer is not compiled"
-"""Text about a room that waits until its grammar is compiled."""
+"""Text that says what a room waits for whose grammar is still being compiled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +45,9 @@ class Room(ABC):
     peer: Incarnation
     """Incarnation (id of the process) of the worker on the other side. A restarted worker is another peer."""
     index: int
-    """Index of the room in the roster's fixed table. Votes are keyed by it."""
+    """Index of the room in the roster's table of fixed size. Votes are sent in the order of these indices."""
     pages_needed: PageCounts
-    """Pages to reserve before the transfer starts, by KV group."""
+    """Number of pages to reserve before the transfer starts, by KV group."""
     deadlines: Deadlines
     entered_ms: int
     ends_ms: int | None = None
@@ -63,15 +63,16 @@ class Room(ABC):
     """Whether all ranks agreed that a room in SUCCESS ends early. Like the phase, it changes in `settle`
     only."""
     busy: bool = False
-    """Whether a running step reads or writes the room's pages. The pages are not given back before it has
-    ended."""
+    """Whether a running step reads or writes the room's pages. If so, they are given back only when the step
+    has ended."""
     ended_for: Reason | None = None
-    """Agreed reason of the ABORT that ended the room. It may differ from the cause that this rank saw."""
+    """Reason on which all ranks agreed when they ended the room (ABORT). It may differ from the cause that
+    this rank saw."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
     """Time that the room spent in each earlier phase, in milliseconds, by phase."""
     compiled: bool = True
-    """Whether the next token can be drawn without compiling a grammar first (`mask-is-fold`). True for a room
-    without a grammar."""
+    """Whether the next token can be sampled without compiling a grammar first (`mask-is-fold`). True for a
+    room without a grammar."""
 
     def note(self, evidence: Evidence) -> None:
         """Add a piece of evidence to the room. The phase does not change. Raises PeerFault if it contradicts
@@ -125,7 +126,8 @@ class Room(ABC):
         return Vote.ADVANCE if ready else Vote.STAY
 
     def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> AnyEffect | None:
-        """Make the move that all ranks agreed on. Return the effect that the caller has to carry out, if any.
+        """Make the room's move on which all ranks agreed. Return the effect that the caller has to carry out,
+        or None.
 
         `reason`: agreed reason of an ABORT, for a rank that has seen no cause itself. Raises IllegalMove for
         a verdict that the table does not list, or that this rank's own vote rules out.
@@ -154,27 +156,28 @@ class Room(ABC):
 
     @property
     def moves(self) -> Moves:
-        """Table of the moves that the room can make, by phase and verdict."""
+        """Table of the moves that the room can make: next phase and effect, by phase and verdict."""
         return self.MOVES
 
     @property
     def urgency(self) -> tuple[int, int, RoomId]:
-        """Sort key of this room among the rooms that wait for capacity. The least is served first."""
+        """Sort key of this room among the rooms that wait for capacity. The room with the least key is served
+        first."""
         return 0, 0, self.id
 
     @property
     def margin(self) -> PageCounts:
-        """Number of pages that must stay free for later growth when this room begins, by KV group."""
+        """Number of pages that must stay free when this room begins, by KV group, for its later growth."""
         return (0,) * len(self.pages_needed)
 
     @property
     def rows(self) -> int:
-        """Most sequences of this room that a step computes."""
+        """Most sequences of this room that a step computes: one for each choice."""
         return 1
 
     def progressed(self, now_ms: int) -> None:
-        """Restart the deadline of the present phase, because work went on, on this room or in the queue
-        before it."""
+        """Restart the deadline of the present phase, because there was progress on this room or on rooms
+        before it in the queue."""
         self.progress_ms = now_ms
 
     @property
@@ -186,8 +189,8 @@ class Room(ABC):
 
     @property
     def _waits_until(self) -> int | None:
-        """Time-out of the request in milliseconds, in a phase that waits for capacity. None if the phase's
-        own deadline counts instead."""
+        """Time in milliseconds at which the request times out, if the room waits for capacity. None if the
+        phase's own deadline counts."""
         return self.ends_ms if self.phase in self.WAITS else None
 
     @property
@@ -205,11 +208,12 @@ class Room(ABC):
 
     @abstractmethod
     def _ready(self) -> bool:
-        """Return whether this rank has all that the next phase needs, except capacity. Called for phases
-        before SUCCESS."""
+        """Return whether this rank has all evidence that the room needs for its next phase, apart from
+        capacity. Called for phases before SUCCESS."""
 
     def _contradiction(self) -> Cause | None:
-        """Return a cause if two pieces of evidence contradict each other."""
+        """Return a cause to end the room if two pieces of its evidence contradict each other. Otherwise
+        return None."""
         return None
 
     @abstractmethod
@@ -218,4 +222,4 @@ class Room(ABC):
 
     @abstractmethod
     def _missing(self) -> str:
-        """Return what the present phase waits for, as text for messages."""
+        """Return what the room waits for in its present phase, as text for error messages."""

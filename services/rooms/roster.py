@@ -42,30 +42,31 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Record of a room that has left the roster, or that was cancelled before it arrived."""
+    """Record of a room that is not in the roster: it has left, or it was cancelled before it was opened."""
 
     until_ms: int
     cause: Cause | None
-    """Cause of the cancel, if the room was cancelled before it was opened. None if the room has left."""
+    """Cause that the cancel gave, if the room was cancelled before it was opened. None if the room has
+    left."""
 
 
 class Capacity(NamedTuple):
-    """Pages, slots and rows that new rooms could reserve now. The numbers are equal on every rank
-    (`admission-agreed`)."""
+    """Numbers of pages, slots and sequences (rows) that new rooms could take now. They are equal on every
+    rank (`admission-agreed`)."""
 
     pages: PageCounts
-    """Free pages by KV group."""
+    """Number of free pages, by KV group."""
     slots: int
     prefixes: int = 0
-    """Digest of the prefix cache's content, by which ranks compare their caches."""
+    """Digest of the prefix cache's contents. Ranks compare it to find differences between their caches."""
     margin: PageCounts = ()
-    """Number of pages that stay reserved for rooms that grow, by KV group; () if none grows."""
+    """Number of free pages that new rooms must leave for rooms that grow, by KV group. () if none grows."""
     rows: int = ROWS_MAX
-    """Number of further sequences that may begin. At 0 no room begins."""
+    """Number of further sequences that may begin. If it is 0, no room begins."""
 
     @property
     def free(self) -> PageCounts:
-        """Number of pages that rooms that begin may take, by KV group."""
+        """Number of pages that are left for new rooms, by KV group."""
         if not self.margin:
             return self.pages
         return tuple(max(count - left, 0) for count, left in zip(self.pages, self.margin, strict=True))
@@ -86,10 +87,11 @@ class Roster(Generic[R]):
         """Rooms that wait for capacity, the most urgent first."""
         self._tombstones: OrderedDict[RoomId, Tombstone] = OrderedDict()
         self._given_up: OrderedDict[tuple[RoomId, Incarnation], Tombstone] = OrderedDict()
-        """Tombstones of rooms that a peer cancelled before they arrived here, by room and peer. At most
-        TOMBSTONES_MAX."""
+        """Tombstones of rooms that a peer cancelled before they were opened on this rank, by room and peer.
+        There are at most TOMBSTONES_MAX."""
         self.dropped: Counter[str] = Counter()
-        """Number of pieces of evidence that were dropped because their room is not here, by kind."""
+        """Number of pieces of evidence that were dropped, by kind, because their room is not in this
+        roster."""
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -133,7 +135,7 @@ class Roster(Generic[R]):
         return opened
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
-        """Add evidence to a room. Return False if the room is not here."""
+        """Add evidence to a room. Return False if the room is not in this roster."""
         if room not in self._rooms:
             self.dropped[type(evidence).__name__] += 1
             return False
@@ -178,8 +180,8 @@ class Roster(Generic[R]):
         return votes
 
     def _fitting(self, capacity: Capacity) -> Set[RoomId]:
-        """Return the ids of waiting rooms that fit together. Pages that one leaves free for its own growth
-        are not given to another."""
+        """Return the ids of those waiting rooms that fit together into the free capacity. Pages that one room
+        has to leave free for its growth are not given to another."""
         fitting: set[RoomId] = set()
         pages, rows = capacity.free, capacity.rows
         for room in self._waiting:
@@ -194,7 +196,8 @@ class Roster(Generic[R]):
         return fitting
 
     def reasons(self, now_ms: int, votes: Sequence[Vote]) -> dict[int, Reason]:
-        """Return the reasons of this rank's ABORT votes by index, for the ranks that do not know them."""
+        """Return the reasons of this rank's votes to end rooms (ABORT), by the room's index. Ranks that have
+        seen no cause learn them."""
         if Vote.ABORT not in votes:
             return {}
         ended = (room for room in self._rooms.values() if votes[room.index] is Vote.ABORT)
@@ -224,7 +227,8 @@ class Roster(Generic[R]):
         return effects
 
     def retire(self, room: RoomId, now_ms: int) -> bool:
-        """Remove a room from the roster, which is the only way out. Return False if it had left before."""
+        """Remove a room from the roster. No room leaves in another way. Return False if it has left
+        before."""
         gone = self._rooms.pop(room, None)
         if gone is None:
             return False
@@ -234,7 +238,8 @@ class Roster(Generic[R]):
         return True
 
     def retired(self, room: RoomId) -> bool:
-        """Return whether the room was here and has left. Older rooms are forgotten with their tombstones."""
+        """Return whether a room was in this roster and has left. After its tombstone has expired, the roster
+        no longer knows."""
         grave = self._tombstones.get(room)
         return grave is not None and grave.cause is None
 
@@ -254,7 +259,8 @@ class Roster(Generic[R]):
         return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2
 
     def _queue(self, room: R, *, waits: bool) -> None:
-        """Add a room to the list of waiting rooms, or remove it."""
+        """Add a room to the list of waiting rooms if it waits for capacity. Otherwise remove it from the
+        list."""
         if waits:
             insort(self._waiting, room, key=_urgency)
             return

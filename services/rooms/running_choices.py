@@ -1,4 +1,4 @@
-"""Choices of a room whose tokens are still being drawn.
+"""Choices of a room whose tokens are still being sampled.
 
 Each choice ends by itself, and the room is answered with the last of them (`choices-end-alone`). The module
 is pure: the caller acts on the result.
@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class RunningChoices:
-    """Choices of one room on decode, numbered from 0."""
+    """Choices of one room on decode that are not finished yet, by index from 0."""
 
     count: int
     going_on: list[int] = field(init=False)
-    """Numbers of the choices for which more tokens are drawn, in ascending order."""
+    """Indices of the choices that are unfinished, in ascending order. Tokens are still sampled for them."""
     cut: set[int] = field(default_factory=set)
-    """Numbers of the choices whose client wants no more tokens. All ranks get them in the same turn.
+    """Indices of the choices whose client wants no more tokens. All ranks get the same indices in the same
+    turn.
 
     Ranks may differ in which steps have ended by then, so no agreement may depend on those steps.
     """
@@ -24,7 +25,7 @@ class RunningChoices:
         self.going_on = [*range(self.count)]
 
     def end(self, choice: int) -> bool:
-        """End one choice, which must be running. Return whether it was the last, so that the room is
+        """End one choice, which must be unfinished. Return whether it was the last one, so that the room is
         answered."""
         self.going_on.remove(choice)
         return not self.going_on

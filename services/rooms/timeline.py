@@ -66,7 +66,7 @@ class Moment(StrEnum):
     CHUNK_COMPUTED = "chunk computed"
     """Prefill: a step has computed a part of the prompt that is not the last."""
     FIRST_TOKEN = "first token"  # noqa: S105 - no password
-    """Prefill: the prompt is computed, and its first token is drawn."""
+    """Prefill: the prompt is computed, and its first token is sampled."""
     WRITTEN = "written"
     """Prefill, every rank: all pages that this rank sends are written to decode."""
     SEALED = "sealed"
@@ -85,9 +85,9 @@ class Moment(StrEnum):
     FORKED = "forked"
     """Decode: the request's other choices begin, after the same prompt."""
     CHOICE_ENDED = "choice ended"
-    """Decode: the last token of one of several choices is drawn."""
+    """Decode: the last token of one of several choices is sampled."""
     FINISHED = "finished"
-    """Decode: the last token of the room is drawn."""
+    """Decode: the last token of the room is sampled."""
     QUARANTINED = "quarantined"
     """Decode: the room's memory is kept until nothing can be written to it any more."""
 

@@ -15,18 +15,20 @@ CANARY_ROOMS: Final = 1
 """Number of rooms that a worker holds beyond `rooms_max`, so that a canary (test request of the router)
 displaces no client's room."""
 CANARY_TOKENS: Final = 25
-"""KV positions that a canary takes: the router's test request, which makes a worker ready."""
+"""Number of KV positions that a canary takes. A canary is the router's test request, which a worker must pass
+to get rooms."""
 WEIGHT_TOTAL: Final = 100
-"""Sum of the prefill and the decode weight of a process that serves both sides. The weights divide its
-time."""
+"""Sum of the prefill weight and the decode weight of a process that serves both. The weights say how its time
+is divided."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """Facts that must be equal on all workers of the stack. The last six have one value for each KV group."""
+    """Facts that must be equal on all workers of the stack (the workers of one router). The last six have one
+    value for each KV group."""
 
     schema: str = ""
-    """Schema of the record in a metadata slot, which prefill sends with the pages."""
+    """Identifier of the byte format of the metadata record that prefill sends with the pages."""
     kv_checksum: str = ""
     quantize: str = ""
     kind: tuple[str, ...] = ()
@@ -41,7 +43,7 @@ class StackFacts:
     planes: tuple[str, ...] = ()
 
     def in_words(self) -> dict[str, str]:
-        """Return each fact as text, by name of its field. The order is that in which workers are compared."""
+        """Return all facts as texts, by the name of their field. Workers are compared in this order."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: value if isinstance(value, str) else "; ".join(map(str, value))
@@ -55,9 +57,10 @@ class OtherSide:
 
     incarnation: Incarnation
     process: str
-    """Name of the process that runs both workers."""
+    """Name of the process that runs both the prefill and the decode worker."""
     prefill_weight: int = WEIGHT_TOTAL // 2
-    """Weight of prefill when the process registers: the part of its time for prefill, of 100."""
+    """Share of the process's time that is meant for prefill when it registers, in percent. The rest is for
+    decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,8 @@ class WorkerFacts:
     """Digest of the secret by which prefill workers recognize this decode worker. The secret cannot be
     derived from it."""
     exit_digest: bytes = b""
-    """SHA-256 of a secret that the starter of the process shows when it reports the exit. Empty if there is
-    no such starter."""
+    """SHA-256 of a secret. The process's starter shows the secret when it reports the process's exit. Empty
+    if there is no such starter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class ServedEngine:
     name: str
     """Name of the engine that computes. Empty if not given."""
     dtype: str
-    """Number format of keys and values."""
+    """Number format of the stored keys and values, such as bfloat16."""
     batch_invariant: bool
     """Whether every worker promises that a sequence's tokens do not depend on the other sequences in its
     batch."""
@@ -126,7 +129,8 @@ class ServedEngine:
 
 
 def served_engine(workers: Iterable[WorkerFacts]) -> ServedEngine | None:
-    """Return the common properties of `workers`, which are known to fit each other. None without workers."""
+    """Return the properties of the engine that all of these workers have together. None if there are no
+    workers."""
     known = [*workers]
     if not known:
         return None

@@ -1,6 +1,6 @@
-"""Number of drafted tokens that a step checks for each of its sequences (speculative decoding).
+"""Number of draft tokens that a step checks for each of its sequences (speculative decoding).
 
-A drafted token costs one position in the step, and yields a token if it is accepted. The chance of that is
+A draft token costs one position in the step, and yields a token if it is accepted. The chance of that is
 estimated from the sequence's earlier drafts. Drafts that the grammar forces are certain. The most promising
 drafts are checked first. Further drafts are added while each yields more tokens for its time than the step
 does without it. A sequence whose drafts are rejected soon gets none. Then one draft is tried from time to
@@ -16,16 +16,18 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 DRAFTS_MAX: Final = 16
-"""Most drafted tokens that a step checks for one sequence."""
+"""Most draft tokens that a step checks for one sequence."""
 POSITIONS_MAX: Final = 64
-"""Most drafted tokens that a step checks for all sequences together."""
+"""Most draft tokens that a step checks for all sequences together."""
 WORTH: Final = 1.2
 """Least ratio of a draft's expected gain to its cost for the draft to be checked. It is above 1, because both
 are estimates."""
 KEPT: Final = 0.85
-"""Factor by which the weight of earlier steps shrinks with each step, in the acceptance rate of drafts."""
+"""Factor by which each further step reduces the weight of earlier steps in the acceptance rate of draft
+tokens."""
 DOUBT: Final = 0.25
-"""Weight of an assumed accepted draft, and of an assumed rejected draft, before any was measured."""
+"""Weight, in draft tokens, of one accepted and of one rejected token that are assumed before the first
+measurement."""
 PAUSE_MIN: Final = 16
 PAUSE_MAX: Final = 256
 """Most steps without a draft before one is tried again, after many rejections. PAUSE_MIN is the number after
@@ -33,18 +35,19 @@ the first."""
 
 
 class DraftSource(Enum):
-    """Source of drafted tokens."""
+    """Source of draft tokens."""
 
     GRAMMAR = "grammar"
-    """Tokens that the grammar forces: it allows no other token at their positions."""
+    """Source of draft tokens: the grammar forces them, because it allows no other token at their
+    positions."""
     NGRAM = "ngram"
-    """Tokens that followed the same n-gram earlier in the sequence."""
+    """Source of draft tokens: the tokens that followed the same n-gram earlier in the sequence."""
     MODEL = "model"
-    """Tokens drawn by a draft model."""
+    """Source of draft tokens: a draft model sampled them."""
 
 
 class Acceptance:
-    """Acceptance rate of one sequence's drafted tokens, as measured so far."""
+    """Acceptance rate of one sequence's draft tokens, as measured so far. Recent steps count most."""
 
     __slots__ = ("_idle", "_missed", "_pause", "_taken")
 
@@ -56,16 +59,16 @@ class Acceptance:
 
     @property
     def chance(self) -> float:
-        """Chance that a drafted token is accepted, if all drafted tokens before it were."""
+        """Chance that a draft token is accepted, if all draft tokens before it were."""
         return (self._taken + DOUBT) / (self._taken + self._missed + 2 * DOUBT)
 
     @property
     def due(self) -> bool:
-        """Whether the sequence has gone without drafts for so long that one is to be tried."""
+        """Whether the sequence has had no draft token for so long that one is to be tried again."""
         return self._idle >= self._pause
 
     def note(self, drafted: int, taken: int) -> None:
-        """Record a step that checked `drafted` drafted tokens and accepted the first `taken` of them."""
+        """Record a step that checked `drafted` draft tokens and accepted the first `taken` of them."""
         if not drafted:
             self._idle += 1
             return
@@ -77,23 +80,23 @@ class Acceptance:
 
 
 class Drafts(NamedTuple):
-    """Drafted tokens that are available for one sequence's next step."""
+    """Draft tokens that are available for one sequence's next step."""
 
     acceptance: Acceptance
     available: int
-    """Number of tokens that were drafted."""
+    """Number of draft tokens that were made for the sequence."""
     certain: int = 0
-    """Number of leading drafted tokens that are known to be accepted, since the grammar forces them."""
+    """Number of leading draft tokens that are known to be accepted, since the grammar forces them."""
 
     def chance(self, place: int) -> float:
-        """Return the chance that drafted token number `place` (from 0) is accepted, if all before it were."""
+        """Return the chance that draft token number `place` (from 0) is accepted, if all before it were."""
         return 1.0 if place < self.certain else self.acceptance.chance
 
 
 def allocate_drafts(drafts: Sequence[Drafts], rows: int, positions: int, per_mille: int) -> list[int]:
-    """Return how many drafted tokens the step checks, for each sequence in `drafts`.
+    """Return how many draft tokens the step checks, for each sequence in `drafts`.
 
-    `rows`: number of rows of the step, each of which draws a token in any case. `positions`: number of
+    `rows`: number of rows of the step, each of which samples a token in any case. `positions`: number of
     positions that the step computes for these rows. `per_mille`: cost of one more position, in thousandths of
     the time of an empty step.
     """

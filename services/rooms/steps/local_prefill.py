@@ -19,11 +19,12 @@ from baton.rooms.steps.step_cost import OUTLIER, StepCost
 WEIGHT: Final = 0.2
 """Weight of the last step in the running means of step times."""
 TRIED_TOKENS: Final = 64
-"""Number of prompt tokens in a step while it is not known how long they take."""
+"""Number of prompt tokens in a step as long as the time per token is not known."""
 KNOWN_STEPS: Final = 1000
-"""Number of steps of other kinds after which the measurement of one kind of step is dropped."""
+"""Number of steps after which a measurement is dropped, if no step of its kind came in between."""
 TRIED_STEPS: Final = 2
-"""Assumed duration of a step with prompt tokens, as a multiple of a step without, until one was measured."""
+"""Assumed ratio of the duration of a step with prompt tokens to that of a step without, until one was
+measured."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class PromptTiming:
     least_tokens: int
     """Fewest prompt tokens in a step that computes a prompt part."""
     _steps: StepCost = field(default_factory=StepCost, init=False)
-    """Cost of steps without prompt tokens, by number of sequences."""
+    """Measured cost of steps without prompt tokens, by their number of sequences."""
     _slower: float = field(default=1.0, init=False)
     """Ratio of the last steps' durations to those that `_steps` predicts. It grows with the length of the
     KV."""
@@ -52,9 +53,9 @@ class PromptTiming:
     """Time of each prompt token in a step without running sequences, in milliseconds. None until measured."""
 
     _beside_ago: int = field(default=0, init=False)
-    """Number of steps since the last one with both running sequences and prompt tokens."""
+    """Number of steps since the last step that had both running sequences and prompt tokens."""
     _alone_ago: int = field(default=0, init=False)
-    """Number of steps since the last one with prompt tokens only."""
+    """Number of steps since the last step that had prompt tokens only."""
 
     def step_ms(self, sequences: int) -> float:
         """Return the duration of a step without prompt tokens, in milliseconds; 0 until one was measured."""
@@ -102,9 +103,12 @@ class PromptTiming:
 
     @property
     def _part_and_token_ms(self) -> tuple[float, float] | None:
-        """Times that a prompt part adds to a step with running sequences, in milliseconds: a fixed time, and
-        that of each token. None if unknown. Until a part was measured, its fixed time is assumed to be the
-        longest that is allowed."""
+        """Times that a part of a prompt adds to a step with running sequences, in milliseconds: a fixed time,
+        and a time for each token.
+
+        None if unknown. Until a part was measured, its fixed time is assumed to be the longest that is
+        allowed.
+        """
         if self.alone_ms is None:
             return None if self.token_ms is None else (0.0, self.token_ms)
         believed_ms = min(self.gap_ms, self.alone_tokens * self.alone_ms)
@@ -149,10 +153,10 @@ class JoiningRoom(NamedTuple):
     steps."""
 
     left_ms: float
-    """Time until the room's hand-over, in milliseconds."""
+    """Milliseconds until the room is expected to be handed over."""
     sequences: int
     steps: int
-    """Most steps that the room decodes for after its hand-over."""
+    """Largest number of steps that the room decodes for after its hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +164,13 @@ class ConcurrentDecode:
     """Sequences that decode while this worker computes a prompt in the same steps."""
 
     sequences: int
-    """Number of sequences that run now, or will when earlier prompts are computed."""
+    """Number of sequences that decode now, or will decode when earlier prompts are computed."""
     steps: int
-    """Most further steps that the running sequences decode for."""
+    """Largest number of further steps for which one of the running sequences decodes."""
     joins: Sequence[JoiningRoom]
-    """Rooms that will join the batch while the prompt is computed, the soonest first."""
+    """Rooms whose hand-over is expected while the prompt is computed, the soonest first."""
     sequences_max: int
-    """Most sequences that a step computes."""
+    """Most sequences that one step of this worker decodes."""
 
     def prompt_ms(self, pace: PromptTiming, tokens: int, until_ms: float) -> float | None:
         """Return the time to prefill a prompt of `tokens` on decode while these sequences run, in
@@ -184,7 +188,7 @@ class ConcurrentDecode:
 
 @dataclass(frozen=True, slots=True)
 class LocalPrefill:
-    """Reason for which decode computes a room's prompt itself, in numbers."""
+    """Numbers for which decode computes a room's prompt itself: the expected times of either choice."""
 
     missing_tokens: int
     known_tokens: int

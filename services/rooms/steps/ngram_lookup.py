@@ -1,4 +1,4 @@
-"""Drafted tokens by n-gram look-up: the tokens that followed the sequence's last n-gram earlier in the
+"""Draft tokens by n-gram look-up: the tokens that followed the sequence's last n-gram earlier in the
 sequence.
 
 Texts repeat themselves: an edit repeats the code, a summary its source, a list its items. The tokens after
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Final
 
 LEAST: Final = 2
-"""Least length of an n-gram, in tokens. What follows a single token is arbitrary."""
+"""Least length of an n-gram, in tokens. A single token says too little about the tokens after it."""
 LONGEST: Final = 8
-"""Longest n-gram that is compared by default, in tokens."""
+"""Default of the longest n-gram that a look-up compares, in tokens."""
 CHAIN_MAX: Final = 16
 """Most earlier occurrences of the last two tokens that a look-up compares, the latest first."""
 _BUCKETS_MIN: Final = 2**8
@@ -48,7 +48,7 @@ class NgramLookup:
         return len(self._tokens)
 
     def enter(self, tokens: Sequence[int]) -> None:
-        """Append tokens of the sequence to the index."""
+        """Append tokens to the indexed part of the sequence."""
         known, last, before = self._tokens, self._last, self._before
         place, mask = len(known), len(last) - 1
         earlier = known[-1] if known else 0
@@ -74,7 +74,8 @@ class NgramLookup:
         return drafted
 
     def _occurrence(self) -> int:
-        """Return the position after the longest earlier occurrence of the sequence's end, or _NOWHERE."""
+        """Return the position after the longest earlier occurrence of the sequence's last tokens, or
+        _NOWHERE."""
         end = len(self._tokens)
         best, most = _NOWHERE, LEAST - 1
         place = self._before[end]
@@ -88,7 +89,8 @@ class NgramLookup:
         return best
 
     def _common(self, place: int, end: int) -> int:
-        """Return how many tokens directly before both positions are equal, up to the longest n-gram."""
+        """Return how many tokens directly before two positions are equal, at most the length of the longest
+        n-gram."""
         known = self._tokens
         for length in range(min(place, self._longest)):
             if known[place - 1 - length] != known[end - 1 - length]:

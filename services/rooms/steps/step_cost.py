@@ -12,14 +12,14 @@ from typing import Final, NamedTuple
 
 
 class Costs(NamedTuple):
-    """Costs of a step's parts, in thousandths of the time of an empty step."""
+    """Costs of the parts of an engine step, in thousandths of the time of a step without positions."""
 
     position: int
-    """Cost of one more position in a step."""
+    """Cost of one more position in a step, in thousandths of the time of an empty step."""
     draft: int
     """Cost of one token of a draft model, in addition to its position in the step."""
     scored: int
-    """Cost of scoring one prompt token, in addition to computing its position."""
+    """Cost of scoring one prompt token (computing its log-probability), in addition to its position."""
 
     @property
     def score_price(self) -> int:
@@ -41,13 +41,13 @@ SCORE_PRICE_MAX: Final = 64_000
 """Most that scoring one token may count as, in thousandths of a position's cost. The bound lets a step score
 some tokens, whatever was measured."""
 BEFORE: Final = Costs(150, 150, 150)
-"""Costs that are assumed before the first measurement, typical of CPUs and small models."""
+"""Costs that are assumed before the first measurement. They are typical of CPUs and small models."""
 PROMPTS: Final = Costs(1, 1, 1)
 """Costs of prefill steps that are assumed before the first measurement. Small steps save nothing, and scoring
 a token costs as much as computing it."""
 PROMPTS_ALIKE: Final = 0.125
-"""Relative difference in size below which prefill steps count as equally large. Their times differ for other
-reasons than size."""
+"""Relative difference in size below which prefill steps count as equally large. Below it, times differ for
+other reasons than size."""
 SENT_STEPS: Final = 16
 """Number of steps between two broadcasts of the costs to all ranks."""
 SHARE_MIN: Final = 0.02
@@ -66,7 +66,7 @@ class StepCost:
         """Make a fit without measurements. `before`: costs that are assumed until then. `alike`: relative
         difference in positions below which steps count as equally large."""
         self.agreed = before
-        """Costs that all ranks use now, as the leader sent them last."""
+        """Costs that all ranks use now. The leader measured them and sent them to all ranks."""
         self._sent = before
         self._alike = alike
         self._steps = 0
@@ -101,7 +101,7 @@ class StepCost:
         self._scored_joint = (1 - share) * (self._scored_joint + share * dear * long)
 
     def drafted(self, ms: float) -> None:
-        """Record the time that a draft model took, in milliseconds per drafted token."""
+        """Record the time that a draft model took, in milliseconds per draft token."""
         before = ms if self._draft_ms is None else self._draft_ms
         self._draft_ms = before + SHARE_MIN * (min(ms, OUTLIER * before) - before)
 
@@ -143,12 +143,13 @@ class StepCost:
         return max(plain_ms + each * (positions - self._positions), 0.05 * self._ms)
 
     def believe(self) -> None:
-        """Use the measured costs from now on. For a caller that has no other ranks to inform."""
+        """Use the measured costs from now on, without sending them to other ranks. For a worker of one
+        rank."""
         self.news()
 
     def news(self) -> Costs | None:
-        """Return the measured costs if all ranks have to use them from now on, or None if they hardly
-        changed. Each change is returned once."""
+        """Return the measured costs if they have changed so much that all ranks have to get them. Otherwise
+        return None. Each change is returned once."""
         if self._since < SENT_STEPS:
             return None
         self._since = 0
