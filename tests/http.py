@@ -10,16 +10,16 @@ import httpx
 
 
 def web() -> httpx.Client:
-    """The one client of this process that trusts whom it is told to now.
+    """Return the HTTP client of this process that trusts the certificates in SSL_CERT_FILE, if set.
 
-    Each of httpx's own functions makes another, which reads the certificates of all authorities: 50 ms of a
-    core, more than a whole poll may take. As with those, each request has a connection of its own.
-    """
+    Each of httpx's own functions makes another client, which reads the certificates of all authorities. That
+    takes 50 ms of a core, more than a whole poll may take. As with those functions, each request has a
+    connection of its own."""
     return _client(os.environ.get("SSL_CERT_FILE"))
 
 
 def greedy(model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-    """What asks `/v1/completions` for exactly so many of the likeliest tokens, and for their ids."""
+    """Return a body for `/v1/completions` that asks for exactly so many greedy tokens and their ids."""
     return {
         "model": model,
         "prompt": list(prompt),

@@ -9,17 +9,17 @@ import httpx
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 """A series: its name and its labels."""
 Gauges = Mapping[str, Mapping[Sample, float]]
-"""By process."""
+"""Values of gauges, by process and series."""
 
 IDLE_S: Final = 30.0
 POLL_S: Final = 0.05
 OF_A_PROCESS: Final = ("process_", "python_")
-"""What no request gives back."""
+"""Prefixes of gauges of a process as a whole, which no request changes back."""
 
 
 def at_rest(read: Callable[[], Gauges]) -> Gauges | None:
-    """What `read` tells once no process holds a room, among them those by which a stack tries itself; None
-    where that does not come."""
+    """Return the gauges once no process holds a room, canary rooms included. Returns None if that does not
+    happen in time."""
     give_up = time.monotonic() + IDLE_S
     while time.monotonic() < give_up:
         now = read()
@@ -31,7 +31,8 @@ def at_rest(read: Callable[[], Gauges]) -> Gauges | None:
 
 
 def not_back(read: Callable[[], Gauges], start: Gauges) -> list[str]:
-    """Nothing, as soon as every gauge is where it was at `start`; else which is not."""
+    """Wait until every gauge is back at its value in `start`. Returns the differences that are left, or an
+    empty list."""
     give_up = time.monotonic() + IDLE_S
     different: list[str] = []
     while time.monotonic() < give_up:

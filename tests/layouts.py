@@ -15,7 +15,7 @@ def one_group(
     head_dim: int,
     **others: Any,
 ) -> KvLayout:
-    """Of one group of keys and values. `others`: fields of the layout."""
+    """Return a layout of one KV group of full attention. `others`: further fields of the layout."""
     return KvLayout(model, (full_group(dtype, page_tokens, layers, heads, head_dim),), **others)
 
 
@@ -27,6 +27,6 @@ def changed(layout: KvLayout, **changes: Any) -> KvLayout:
 
 
 def group_of(layout: KvLayout) -> KvGroup:
-    """The only one that it has."""
+    """Return the only KV group of the layout."""
     (group,) = layout.groups
     return group

@@ -17,8 +17,8 @@ from tests.engine.tiny_models import maker_of
 def reference_greedy(
     model_dir: Path, prompts: Sequence[Sequence[int]], max_tokens: int, dtype: str = "float32"
 ) -> list[list[int]]:
-    """Each prompt's greedy continuation: `max_tokens` ids, or fewer, ending with an end-of-sequence id. It is
-    computed once in a process."""
+    """Return each prompt's greedy continuation: `max_tokens` ids, or fewer if it ends with an end-of-sequence
+    id. Computed once in a process."""
     return [list(_continued(model_dir, tuple(prompt), max_tokens, dtype)) for prompt in prompts]
 
 
@@ -28,8 +28,9 @@ def reference_behind(
     outputs: Sequence[Sequence[int]],
     max_tokens: int,
 ) -> list[list[int]]:
-    """The same continuations in float32, each as far as the output goes along with it, and a token more: so
-    it is the output exactly where that is the whole continuation. It takes one pass, and not one a token."""
+    """Return the reference's continuation in float32 as far as it agrees with each output, and one token
+    more. It equals the output exactly where the output is the whole continuation. It takes one pass in all,
+    instead of one for each token."""
     return [
         list(_followed(model_dir, tuple(prompt), tuple(output), max_tokens))
         for prompt, output in zip(prompts, outputs, strict=True)
@@ -82,7 +83,7 @@ def _ends(model_dir: Path) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where two continuations of one prompt part."""
+    """The first position at which two continuations of one prompt differ."""
 
     place: int
     got: int
@@ -90,7 +91,7 @@ class Divergence:
     gap: float
     """The logit of `want` less that of `got`, by the reference, in the precision of both."""
     exact: float
-    """The same gap by the reference in fp32."""
+    """The same gap as the reference computes it in float32."""
     noise: float
     """The reference's logits here, in the precision of both, are off from those in fp32 by up to so much."""
 
@@ -111,7 +112,7 @@ class Divergence:
 def first_divergence(
     model_dir: Path, prompt: Sequence[int], got: Sequence[int], want: Sequence[int], dtype: str
 ) -> Divergence | None:
-    """None if they are the same. Neither may be a beginning of the other."""
+    """Return the first difference, or None if both are the same. Neither may be a beginning of the other."""
     pairs = enumerate(zip(got, want, strict=False))
     place = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
     if place is None:

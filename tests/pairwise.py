@@ -23,16 +23,13 @@ def every(
 
 
 def pairs_of(case: Case) -> Iterator[Pair]:
-    """Two values of different dimensions that meet in the case."""
+    """Return all pairs of values of different dimensions in the case."""
     return map(frozenset, combinations(case.items(), 2))
 
 
 def cover(cases: Iterable[Case], cost: Callable[[Case], float] = lambda case: 1.0) -> list[Case]:
-    """Some of `cases`, which hold every pair that any of them holds.
-
-    The next one is the one with the most new pairs for its `cost`, and the first of equals: the same cases
-    give the same cover.
-    """
+    """Return a few of `cases` that hold every pair which any of them holds. The next one is always the one
+    with the most new pairs for its `cost`, and the first of equals. So the same cases give the same cover."""
     holding = [(case, frozenset(pairs_of(case))) for case in cases]
     missing = {pair for _, pairs in holding for pair in pairs}
     chosen: list[Case] = []
@@ -49,6 +46,6 @@ def parameters(
     left_out: pytest.MarkDecorator,
     cost: Callable[[Case], float] = lambda case: 1.0,
 ) -> list[ParameterSet]:
-    """All cases for `parametrize`; those that are not in their cover have the mark `left_out`."""
+    """Return all cases for `parametrize`. Those that are not in their cover have the mark `left_out`."""
     chosen = cover(cases, cost)
     return [pytest.param(case, id=name(case), marks=() if case in chosen else left_out) for case in cases]

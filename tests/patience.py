@@ -4,5 +4,5 @@ import os
 from typing import Final
 
 PATIENCE_S: Final = float(os.environ.get("TESTS_PATIENCE_S", "20"))
-"""Far above what anything takes that is waited for so long: reaching it is a failure, not a measurement.
-Less is for runs in which some things are expected never to come (`tests/mutants`)."""
+"""Longest wait of a test, seconds. It is far above any expected time: reaching it is a failure, not a
+measurement. Runs in which some events are expected never to come use less (`tests/mutants`)."""

@@ -12,14 +12,14 @@ _RESERVED: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Nobody is given it who is not told of it, as long as the tests run: many processes are started at once,
-    and a port that is merely free may be another's before its own process listens there."""
+    """Reserve a port for as long as the tests run, and return it. A port that is merely free may be taken by
+    another process before its own process listens there."""
     _RESERVED.append(reserve_port(HOST))
     return port_of(_RESERVED[-1])
 
 
 def free_neighbours(count: int) -> int:
-    """The first of so many ports, each as of `free_port`."""
+    """Return the first of `count` neighbouring ports, each reserved as by `free_port`."""
     while True:
         first = free_port()
         others = range(first + 1, first + count)

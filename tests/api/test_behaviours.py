@@ -1,4 +1,4 @@
-"""What vLLM's and SGLang's own tests assert of a server of text is so here, or refused by its name.
+"""Tests of the behaviours that vLLM's and SGLang's own tests assert: each holds here, or is refused by name.
 
 `--rewrite` writes the page of it anew.
 """

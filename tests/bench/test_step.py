@@ -39,7 +39,7 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
 
 
 def test_rows_that_are_held_are_set_beside_rows_that_are_not(tmp_path: Path, demo_model_dir: Path) -> None:
-    """In one run, in turns."""
+    """One run of the benchmark measures constrained and unconstrained rows in alternation."""
     model = tiny_model(tmp_path, demo_model_dir)
     told = step(model, "--grammar", "json")
     assert told["held_ratio"] > 0

@@ -58,7 +58,7 @@ STACK = worker_from_wire(
         rooms_max=1,
     )
 ).stack
-"""What registrations of the tests say."""
+"""Stack settings that the tests' workers register with."""
 
 Step = Any
 """A reply to send, or what makes one from the request; an exception to raise, an event to wait for, or None:
@@ -108,7 +108,7 @@ class ScriptedWorker:
     incarnation: Incarnation
     script: Sequence[Step] = ()
     scripts: list[Sequence[Step]] = field(default_factory=list)
-    """Of the next rooms, in their order; `script` is for those after them."""
+    """Scripts of the next rooms, in their order. Rooms after them follow `script`."""
     choose: Callable[[Request], Sequence[Step]] | None = None
     """The script for what is asked, instead."""
     address: str = ""
@@ -116,15 +116,15 @@ class ScriptedWorker:
     rooms_max: int = 2
     pid: int = 0
     computes: bool = False
-    """Of decode: prompts, where no prefill worker does."""
+    """Whether this decode worker computes prompts where there is no prefill worker."""
     late_s: float = 0.0
-    """How long after the call its first rooms are heard of here."""
+    """Delay from a call until this worker reads the first rooms from it, seconds."""
     called: list[int] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
     openings: list[Any] = field(default_factory=list)
-    """The same, as they came."""
+    """Messages that opened rooms, as they came."""
     left_ms: list[int] = field(default_factory=list)
-    """How long each of them may take, as it was told."""
+    """Time left for each room, as the worker was told, ms."""
     cancels: dict[int, str] = field(default_factory=dict)
     """Rooms to reasons."""
     enough: list[tuple[int, int]] = field(default_factory=list)
@@ -135,11 +135,11 @@ class ScriptedWorker:
     """Rooms whose streams the caller ended."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     found: int | None = None
-    """Which incarnation answers for it, if another does."""
+    """Incarnation that answers at this worker's address, if another one does."""
     says: rooms_pb2.WorkerLoad | None = None
-    """Its load, where a room ends."""
+    """The load that the worker reports with the end of a room."""
     mute: asyncio.Event | None = None
-    """It answers nobody who asks whether it is there before this is set."""
+    """While this is not set, the worker does not answer the question whether it is alive."""
 
     async def WhoIsThere(self, _: Any, __: Any) -> workers_pb2.WhoIsThereReply:  # noqa: N802
         if self.mute is not None:
@@ -152,7 +152,7 @@ class ScriptedWorker:
 
     @property
     def exit_secret(self) -> bytes:
-        """What the starter of its process shows to report the exit."""
+        """The secret with which the starter of the worker's process may report its exit."""
         return f"of the starter of {self.name}".encode()
 
     @property
@@ -176,7 +176,8 @@ class ScriptedWorker:
         yield
 
     async def play_all(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
-        """Every room of one caller on one stream. A script that ends without a word ends the stream."""
+        """Play the scripts of all rooms on one caller's stream. A script that ends without a last message
+        ends the stream."""
         said: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # None: the stream ends
         playing: dict[int, asyncio.Task[None]] = {}
 
@@ -219,7 +220,8 @@ class ScriptedWorker:
         return [each.room for each in request.cancel if each.room in self.absent]
 
     def take(self, request: Any) -> tuple[Request, Sequence[Step]]:
-        """What is asked, and the script for it. The room may be left in the very message that opens it."""
+        """Record one request of a room, and return it with its script. The message that opens a room may end
+        it, too."""
         self.called.append(request.room)
         self.openings.append(request)
         asked = request_from_wire(request.request)
@@ -281,7 +283,7 @@ class DecodeWorker(
 
 
 class ScriptedDefaults(NamedTuple):
-    """What a model brings to its requests."""
+    """Request defaults that a model brings with it, such as its end-of-sequence tokens."""
 
     name: str = "mine"
     eos_token_ids: tuple[int, ...] = (2,)
@@ -347,7 +349,7 @@ class House:
         return self.registry.get(RoomId(room))
 
     def retired(self, room: int = 1) -> None:
-        """All of its workers report the room retired."""
+        """Report the room retired on all of its workers."""
         for side in self.entry(room).sides:
             self.rooms.side_retired(RoomId(room), side)
 
@@ -355,11 +357,11 @@ class House:
         return [event.name for event in self.entry(room).events]
 
     async def unfollowed(self) -> None:
-        """Nothing is heard of any room any more, and no worker is being told."""
+        """Wait until no room is on a stream to a worker any more."""
         await until(lambda: not self.rooms.streams.rooms())
 
     async def at_rest(self) -> None:
-        """Every room is filed, and nothing of them is left."""
+        """Wait until all rooms are over, and check that nothing of them is left."""
         await self.unfollowed()
         await until(lambda: not self.rooms.streams.over())
         assert self.registry.open_count() == 0
@@ -370,7 +372,7 @@ class House:
 
 
 async def read(stream: RoomStream | RequestStream) -> tuple[list[int], str]:
-    """All tokens, and how it ended: a finish, or the reason of a failure."""
+    """Return all tokens of a stream, and its finish or the reason of its failure."""
     drawn: list[int] = []
     async with asyncio.timeout(PATIENCE_S):
         try:

@@ -86,7 +86,7 @@ async def test_live_is_not_lost_what_came_while_a_call_was_under_way_is_not_said
 
 
 async def test_live_is_not_lost_a_call_that_others_were_accepted_beside_says_nothing() -> None:
-    """It may have overtaken what waits."""
+    """The probe's call may have overtaken calls that still wait, so it proves nothing about them."""
     server, channels, clock = Server(), Channels(), ManualClock(5)
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
     await server.start(())

@@ -277,7 +277,7 @@ async def test_a_place_that_is_free_costs_no_look_at_all_who_wait(
 
 
 def looks_for_pairs(at: House, monkeypatch: pytest.MonkeyPatch) -> list[Need]:
-    """Of everybody, from now on."""
+    """Record every request that placement is looked up for from now on, and return the growing list."""
     looks: list[Need] = []
     place = at.registry.place
 
@@ -292,7 +292,8 @@ def looks_for_pairs(at: House, monkeypatch: pytest.MonkeyPatch) -> list[Need]:
 async def test_failure_adds_no_load_who_hopes_for_a_worker_is_not_looked_at_for_other_news(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And whoever waits for the same is looked past as where all are full."""
+    """Each wake looks for a pair once. Other requests that wait for the same are skipped, as they are when
+    all workers are full."""
     async with house(places=9) as at:
         at.exited("decode-0", 222)
         retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
@@ -341,7 +342,7 @@ async def test_who_waits_behind_one_that_may_be_served_is_told_when_there_is_no_
 
 
 async def test_no_starvation_who_had_a_room_keeps_no_newcomer_from_one_however_many_they_are() -> None:
-    """They avoid the worker that has places."""
+    """The requests that had a room avoid the worker that has places."""
     async with house(max_queue=200, places=9) as at:
         full = DecodeWorker("decode-1", at.decode.side, Incarnation(23), rooms_max=1, address="127.0.0.1:1")
         at.join(full)

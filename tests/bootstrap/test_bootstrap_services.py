@@ -35,7 +35,7 @@ STRANGER = Incarnation(99)
 
 
 class Client:
-    """Both services of one bootstrap; errors as RemoteError."""
+    """A client of both services of one bootstrap. Errors are RemoteError."""
 
     def __init__(self, at: House, channel: grpc.aio.Channel) -> None:
         self.at = at
@@ -52,7 +52,8 @@ class Client:
         return self.at.rooms.credentials.key_of(RoomId(room))
 
     def credential(self, incarnation: int) -> bytes:
-        """Of one of the two workers, or of the stranger; nobody else has one."""
+        """Return the credential of one of the two workers or of the stranger, or an empty one for any
+        other."""
         workers = (self.at.prefill, self.at.decode)
         other = OWN if incarnation == STRANGER else b""
         return next((each.credential for each in workers if each.incarnation == incarnation), other)
@@ -100,7 +101,7 @@ async def test_a_room_is_opened_reported_and_filed(client: Client) -> None:
 
 
 async def test_a_worker_that_is_not_the_rooms_is_not_believed(client: Client) -> None:
-    """It is a worker of the stack, and shows who it is: the room is another's all the same."""
+    """The reporter is an authenticated worker of the stack, but the room is another worker's."""
     client.at.rooms.credentials.enter(STRANGER, OWN)
     room = await client.open()
     outcome = outcome_to_wire(Cause(Reason.ENGINE_FAILED, "made up"))
@@ -291,7 +292,7 @@ def not_believed(client: Client, why: str) -> float:
 
 
 def exit_of(worker: ScriptedWorker, **more: Any) -> workers_pb2.ReportExitRequest:
-    """As the starter of its process reports it."""
+    """Return the report of the worker's exit, as the starter of its process sends it."""
     known: dict[str, Any] = {"name": worker.name, "pid": worker.pid, "secret": worker.exit_secret}
     return workers_pb2.ReportExitRequest(**(known | more))
 
@@ -332,7 +333,7 @@ async def test_exit_by_starter_no_report_is_believed_without_the_starters_secret
 async def test_exit_by_starter_the_starters_report_is_believed_of_a_process_that_does_not_answer(
     client: Client, monkeypatch: pytest.MonkeyPatch, leased: bool
 ) -> None:
-    """Nobody waits for the lease to run out."""
+    """After the report, no time passes until the lease runs out."""
     monkeypatch.setattr(liveness, "ASK_S", 0.05)
     at, at.prefill.mute = client.at, asyncio.Event()
     if not leased:
@@ -345,7 +346,7 @@ async def test_exit_by_starter_the_starters_report_is_believed_of_a_process_that
 async def test_a_worker_that_answers_is_not_taken_for_dead_on_its_starters_word_either(
     client: Client, leased: bool
 ) -> None:
-    """Its memory would be another's while it is written to, and it would be refused for ever."""
+    """If a live worker were believed dead, its memory would be reused while peers write to it."""
     at = client.at
     if not leased:
         at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)

@@ -70,7 +70,7 @@ def test_honest_health_no_canary_asks_what_was_asked_before() -> None:
 
 
 def test_canary_is_a_request_with_the_models_own_defaults() -> None:
-    """What a client's request brings to a worker, a canary has brought there before."""
+    """The canary carries the same defaults as a client's request, so it tests them on the worker first."""
     ends = tuple(range(70))
     canary = canary_request(ScriptedDefaults(eos_token_ids=ends), 500)
     assert canary.eos_token_ids == ends
@@ -132,7 +132,7 @@ async def test_a_pair_that_brings_too_few_tokens_is_not_ready() -> None:
 
 
 async def test_a_partner_that_leaves_while_the_canary_ends_ends_nothing_else() -> None:
-    """It has reported its room retired: the canary goes on without it."""
+    """The partner has reported its room retired, so the canary goes on without it."""
     async with house() as at:
         at.prefill.script = GOOD_PREFILL
         drawn = asyncio.Event()
@@ -173,7 +173,7 @@ async def test_a_full_partner_has_one_canary_at_a_time() -> None:
 
 
 async def test_a_pair_that_does_not_connect_is_tried_by_canaries_until_one_passes() -> None:
-    """Both were proven, with others it may be. Nobody is joining."""
+    """Both workers were proven before, perhaps with others, and no worker is joining."""
     async with house(rooms_max=1) as at:
         failed = Cause(Reason.CONNECT_FAILED, "no way there")
         for _ in range(BROKEN_AFTER):

@@ -31,7 +31,7 @@ from tests.patience import PATIENCE_S
 from tests.wire.servers import until
 
 DRAWN = {5: (7, 8, 9, 10), 6: (7, 8, 20, 21), 7: (7, 30, 31, 32), 8: (40, 41, 42, 43)}
-"""What is drawn with each seed."""
+"""Tokens that a scripted worker draws, by seed."""
 WHOLE = {place: (list(drawn), "length") for place, drawn in enumerate(DRAWN.values())}
 LOST = Cause(Reason.DECODE_LOST, "as it happens")
 
@@ -63,7 +63,8 @@ def fails(*before: Step) -> list[Step]:
 
 
 def in_turn(*scripts: Sequence[Step] | Callable[[Request], Sequence[Step]]) -> Callable[..., Sequence[Step]]:
-    """Of the first rooms, and then of an honest worker's."""
+    """Return a script that plays `scripts` for the first rooms, one each, and an honest worker's for later
+    ones."""
     waiting = list(scripts)
 
     def script(request: Request) -> Sequence[Step]:
@@ -77,7 +78,7 @@ Heard = dict[int, tuple[list[int], str]]
 
 
 async def read(stream: RequestStream, count: int) -> Heard:
-    """Of each choice its tokens, and how it ended."""
+    """Read the stream to its end. Returns each choice's tokens and finish reason, by choice index."""
     drawn: dict[int, list[int]] = {place: [] for place in range(count)}
     heard: Heard = {}
     async with asyncio.timeout(PATIENCE_S):
@@ -205,7 +206,7 @@ async def test_tokens_of_a_choice_that_was_not_asked_for_end_the_room(at: House)
 
 
 async def test_choices_of_one_output_go_on_in_one_room_and_others_in_theirs(pairs: PairHealth) -> None:
-    """Same tokens as undisturbed; the choice that had ended is not drawn again."""
+    """The tokens are those of an undisturbed run. The choice that had ended is not drawn again."""
     pairs.decode.choose = in_turn(
         fails(
             tokens(0, DRAWN[5][:2], None, 0),
@@ -309,7 +310,8 @@ async def test_a_reader_ends_a_choice_that_has_a_room_of_its_own(pairs: PairHeal
 
 
 async def test_a_choice_that_is_ended_while_its_room_is_waited_for_is_not_drawn(pairs: PairHealth) -> None:
-    """One of two that wait for a room together, and one that waits alone and gets none."""
+    """The cases are one of two choices that wait for a room together, and a choice that waits alone and gets
+    none."""
     pairs.decode.choose = in_turn(
         fails(*(tokens(0, DRAWN[seed][:1], None, place) for place, seed in enumerate(DRAWN)))
     )
@@ -378,8 +380,8 @@ async def test_a_client_that_hangs_up_ends_all_rooms(pairs: PairHealth, when: st
 
 
 async def test_a_room_takes_the_pages_of_all_its_choices(at: House) -> None:
-    """Of 16 tokens a page: a prompt of 40 fills two, which are shared; each of the choices may have two more.
-    It begins with a page for each."""
+    """With 16 tokens per page, a prompt of 40 fills two pages, which all choices share. Each choice may have
+    two more, and begins with one."""
     at.prefill.choose, at.decode.choose = (lambda _: [accepted(P)]), (lambda _: [accepted(D)])
     need = Need(40, 60, choices=3)
     assert need.positions_on_decode(1) == 60 + 2 * (60 - 39)

@@ -1,4 +1,4 @@
-"""What the stack can hold is told as it is: with each worker that comes, goes, or is in doubt."""
+"""Tests of the capacity limits that the bootstrap publishes as workers join, leave or are suspected."""
 
 from baton.api.backend import Limits
 from baton.ids import Incarnation

@@ -63,7 +63,7 @@ async def computing(*, prefill: bool = True, **more: Any) -> AsyncIterator[House
 
 
 def counted(at: House) -> dict[str, float]:
-    """Of what is there, by the labels' values."""
+    """Return the metrics of computed prompts that are not zero, by their labels' values."""
     return {
         " ".join(sample.labels.values()) or sample.name: sample.value
         for family in at.metrics.collect()
@@ -167,7 +167,7 @@ async def test_local_is_nonsense_where_decode_cannot_compute_the_prompt(
 
 
 async def test_a_local_room_says_nothing_of_its_pairs_way_to_each_other() -> None:
-    """It neither mends a pair, nor is one doubted by what ends it later."""
+    """A local room neither proves the connection of its pair of workers good nor counts against it."""
     async with computing() as at:
         pair = at.prefill.incarnation, at.decode.incarnation
         for _ in range(BROKEN_AFTER - 1):

@@ -1,4 +1,4 @@
-"""What one task puts out, one other takes, in order, whatever happens to it."""
+"""Tests of the outbox: another task takes all that one task puts in, in order, whatever happens to it."""
 
 import asyncio
 

@@ -129,9 +129,9 @@ QUEUE_TIMEOUT_MS = 60_000
 class Refused(NamedTuple):
     at_ms: int
     after_ms: int
-    """How long after the request came."""
+    """Time from the request's arrival to its refusal, ms."""
     told_ms: int
-    """When to come back, from then on."""
+    """Time after which the refusal told the client to retry, ms."""
 
 
 class TokenStack(Overload):

@@ -45,7 +45,7 @@ P, D = Side.PREFILL, Side.DECODE
 OTHERS_TOKENS = 400
 ANSWER = (7, 8, 9, 10, 11)
 CAME_MS = 5_000
-"""By the wall clock."""
+"""Arrival of the requests by the wall clock, ms."""
 
 
 def prefills() -> list[Step]:
@@ -73,7 +73,8 @@ def broken(side: Side, reason: Reason, *before: Step) -> list[Step]:
 
 
 class PairHealth(House):
-    """A second pair, which is so busy that only who avoids the first one gets it."""
+    """A house with a second pair of workers, which is so busy that only requests that avoid the first one get
+    it."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -92,7 +93,7 @@ class PairHealth(House):
         ).id
 
     async def all_at_rest(self, *rooms: int) -> None:
-        """`rooms` are reported retired by whoever holds them, and nothing is left."""
+        """Report `rooms` retired by the workers that hold them, and check that nothing is left."""
         for worker in self.workers:
             worker.cancelled.set()
         self.rooms.answered(self.other)
@@ -262,7 +263,7 @@ async def test_a_request_gets_so_many_rooms_and_then_the_last_cause(at: PairHeal
 
 
 async def test_a_third_room_avoids_the_guilty_of_both_before(at: PairHealth) -> None:
-    """Both pairs have failed it: then any will do."""
+    """After both pairs have failed the request, any worker is tried again."""
     at.prefill.script = [accepted(P)]
     at.prefill.scripts = [[accepted(P)], prefills()]
     at.prefill_1.script = broken(P, Reason.ENGINE_FAILED)
@@ -380,7 +381,7 @@ async def test_the_stream_goes_on_when_a_lost_worker_is_back_in_time() -> None:
 
 
 async def test_one_that_had_a_room_waits_for_space_for_longer_than_one_that_had_none() -> None:
-    """Its client has begun to read: the queue's time is for those who have not."""
+    """Its client has begun to read. The queue's timeout is for requests whose clients have not."""
     async with house(rooms_max=2, queue_timeout_ms=1, places=1) as at:
         at.prefill.scripts = [prefills(), prefills()]
         at.decode.scripts = [broken(D, Reason.TRANSFER_FAILED), decodes()]
@@ -421,7 +422,8 @@ async def test_a_worker_that_broke_a_stream_is_tried_again_once_it_has_renewed()
 
 
 async def test_a_worker_that_says_it_ends_gets_no_rooms_while_it_does() -> None:
-    """It ends its rooms by outcomes, then refuses others: the request must not spend its rooms on that."""
+    """A worker that ends first fails its rooms and then refuses others. A request must not spend its attempts
+    on it."""
     async with house(rooms_max=3, places=4) as at:
         at.prefill.scripts, at.prefill.script = [prefills(), [accepted(P)]], prefills()
         lost = [accepted(D), tokens(0, [7]), ended(D, Cause(Reason.DECODE_LOST, "decode-0 ends: a bug"))]
@@ -436,7 +438,7 @@ async def test_a_worker_that_says_it_ends_gets_no_rooms_while_it_does() -> None:
 async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It says so at once, again and again: the request must not spend its rooms on that."""
+    """The other process refuses each room at once. A request must not spend its attempts on it."""
     monkeypatch.setattr(room_stream, "LINGER_S", 0.2)
     async with house(rooms_max=3) as at:
         at.prefill.scripts = [[WrongIncarnation("meant for incarnation 11, this is 12")], prefills()]
@@ -577,7 +579,8 @@ async def test_those_who_had_a_room_come_before_those_who_had_none() -> None:
 
 
 async def test_a_queue_full_of_those_who_had_no_room_takes_one_who_had() -> None:
-    """Its client has read the beginning of an answer: they do not keep it from the rest."""
+    """A client that has read the beginning of an answer is not refused the rest because newcomers fill the
+    queue."""
     async with house(rooms_max=2, max_queue=1) as at:
         at.decode.rooms_max = 9
         at.prefill.scripts = [[accepted(P), first(7)], [accepted(P)], prefills()]
@@ -615,7 +618,8 @@ async def test_no_more_of_those_who_had_a_room_wait_than_may() -> None:
 
 
 async def test_a_queue_full_of_those_who_had_no_room_keeps_nobody_from_hoping_for_a_worker() -> None:
-    """All that is left of the decode side is silent for a moment, or too small: the queue waits for that."""
+    """The decode workers left are silent for a moment or too small. The queue waits for one of them to
+    return."""
     async with house(rooms_max=2, max_queue=1) as at:
         small = DecodeWorker("small", D, Incarnation(23), tokens_max=100, address=at.decode.address)
         at.join(small)

@@ -53,7 +53,8 @@ async def story(at: House, name: str) -> Any:
 
 
 def say(at: House, source: str, name: str, detail: str = "", *, behind_ms: int = 0, room: int = 1) -> None:
-    """One line of a worker, 10 ms after the last one. `behind_ms`: on a host whose clocks are behind."""
+    """Report one line of a worker, 10 ms after the last one. `behind_ms`: by how much the host's clocks are
+    behind."""
     at.clock.advance(10)
     host_us = (at.clock.now_ms() + 10**6 * bool(behind_ms)) * 1000
     event = Event(at.clock.wall_ms() - behind_ms, source, name, detail, host_us)
@@ -263,7 +264,7 @@ async def test_a_word_of_another_versions_worker_is_kept_and_shown_as_a_note(at:
 
 
 async def test_a_request_took_in_the_list_what_it_took_in_its_story(at: House) -> None:
-    """Its room failed at once; its client was told when no other was found."""
+    """The request's room failed at once. Its client was told later, when no other worker was found."""
     entry = await at.admission.admit("request-1", 3, 5)
     at.clock.advance(40)
     at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))
@@ -288,7 +289,8 @@ async def test_while_another_room_is_looked_for_it_has_not_failed_yet(at: House)
 
 
 async def test_a_request_whose_choices_went_on_in_several_rooms_is_one_story() -> None:
-    """As long as one of them goes on, it does; it fails with the cause of the one that failed by itself."""
+    """The request is open while one of its rooms is. It fails with the cause of the room that failed by
+    itself."""
     lost = Cause(Reason.DECODE_LOST, "decode worker decode-0: gone")
     async with house(places=9) as at:
 

@@ -49,13 +49,14 @@ def retracted(*before: Step) -> list[Step]:
 
 
 def next_token(request: Request) -> Step:
-    """The one behind what the request has, which is the first one that decode draws."""
+    """Step with the token that follows the request's output, which is the first one that decode draws."""
     at = len(request.output)
     return tokens(at, ANSWER[at : at + 1])
 
 
 def load(free: int, number: int) -> WorkerLoad:
-    """Of a worker with so many pages of one token."""
+    """Return the load of a decode worker with `free` free pages of one token each. `number`: of the
+    report."""
     return WorkerLoad((free,), (0,), 0, running=2, running_max=64, entered=RoomId(0), number=number)
 
 
@@ -86,7 +87,7 @@ async def at() -> AsyncIterator[PairHealth]:
 async def test_retracted_is_no_failure_however_often_it_happens(
     at: PairHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It costs no attempt, avoids nobody, and each token comes once."""
+    """A retraction costs no attempt and makes no worker avoided. Each token reaches the client once."""
     notes = Notes()
     at.rooms.timelines.spans = RoomSpans(notes)
     at.prefill.scripts, at.prefill.script = [[accepted(P)]] * 5, prefills()
@@ -207,7 +208,7 @@ async def test_time_lost_is_told_once_however_many_rooms_its_choices_go_on_in(at
 
 @pytest.fixture
 async def paused() -> AsyncIterator[House]:
-    """Two requests fill the workers; the first that is followed is retracted."""
+    """A house of full workers: two requests fill them, and the first one that is followed is retracted."""
     async with house(rooms_max=1, max_queue=1) as made:
         made.prefill.script = prefills()
         made.decode.scripts, made.decode.script = [retracted(next_token)], decodes()
@@ -225,7 +226,7 @@ async def wait_for_pages(at: House) -> tuple[RequestStream, "asyncio.Future[Any]
 
 
 async def test_one_that_was_retracted_is_not_turned_away_by_a_full_queue(paused: House) -> None:
-    """Nor by others that were: it comes before all who had no room."""
+    """A queue full of retracted requests does not refuse it either: it comes before all that had no room."""
     at = paused
     await at.admission.admit("another", 3, 5)
     stream = await at.backend.generate(asked())
@@ -269,7 +270,8 @@ async def test_nor_is_it_turned_away_while_decode_has_no_worker(paused: House) -
 
 
 async def test_nobody_takes_the_space_that_one_that_was_retracted_waits_for() -> None:
-    """It had more than they ask for, and its margin: each of them would fit before it does."""
+    """The retracted request needs more space than newcomers, plus its margin. Each newcomer would fit
+    earlier."""
     async with house(places=9) as at:
         at.rooms.update_load(at.decode.incarnation, load(free=0, number=1))
         retry = Retry(RoomId(1), Reason.RETRACTED, frozenset(), None, margin=200)
@@ -289,7 +291,7 @@ async def test_nobody_takes_the_space_that_one_that_was_retracted_waits_for() ->
 
 @dataclass
 class Fleet:
-    """Two decode workers, of which the first has more left."""
+    """A house with two decode workers, of which the first has more free pages."""
 
     at: House
     numbers: "count_up[int]" = field(default_factory=lambda: count_up(1))
@@ -317,11 +319,11 @@ class Fleet:
         return opened
 
     async def small(self) -> str:
-        """Where a request goes that asks for little."""
+        """Place a small request, and return the name of its decode worker."""
         return (await self.at.admission.admit("small", 3, 5)).decode.name
 
     async def blocked(self) -> "asyncio.Future[str]":
-        """It goes nowhere now."""
+        """Return the future of a small request that has to wait, since no worker takes it now."""
         waiting = self.at.admission.queued()
         small = asyncio.ensure_future(self.small())
         await until(lambda: self.at.admission.queued() == waiting + 1)
@@ -342,7 +344,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 async def test_one_worker_is_left_to_one_that_was_retracted_and_the_others_go_on(fleet: Fleet) -> None:
-    """The same one until it has the space, be there more on the other meanwhile."""
+    """The same worker is reserved until it has the space, even if the other one gets more meanwhile."""
     old = await fleet.goes_on("old")
     assert [await fleet.small() for _ in range(3)] == ["decode-1"] * 3
     fleet.says(1, 500)
@@ -415,7 +417,7 @@ async def test_of_workers_with_the_space_it_goes_to_the_one_that_computed_it(fle
 
 
 async def test_what_was_drawn_of_it_is_looked_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its prompt ends in the middle of a block."""
+    """The prefix lookup includes the drawn tokens. The prompt ends in the middle of a block."""
     async with two_pairs() as at:
         needs: list[Need] = []
         place = at.registry.place
@@ -438,7 +440,8 @@ async def test_what_was_drawn_of_it_is_looked_for_too(monkeypatch: pytest.Monkey
 
 
 async def test_no_worker_is_left_to_one_that_waits_for_prefill(fleet: Fleet) -> None:
-    """It avoids the only prefill worker with a place; the others have their space."""
+    """The retracted request avoids the only prefill worker with a free place, so decode space is not reserved
+    for it."""
     at = fleet.at
     at.join(PrefillWorker("prefill-1", P, Incarnation(12), rooms_max=1, address=at.prefill.address))
     at.registry.drain(at.prefill.incarnation)
@@ -469,7 +472,7 @@ async def test_a_worker_is_left_to_nobody_who_has_given_up(fleet: Fleet) -> None
 async def test_drain_keeps_promises_what_a_worker_retracts_while_it_drains_it_serves_to_the_end(
     paused: House,
 ) -> None:
-    """It is the only one of its side, and newcomers get nothing there."""
+    """The draining worker is the only one of its side. Newcomers get no room there."""
     at = paused
     _, reading = await wait_for_pages(at)
     assert at.admission.drain(at.decode.incarnation) == 3, "two rooms, and the request that waits"
@@ -524,7 +527,7 @@ async def test_drain_keeps_promises_older_ones_that_wait_for_other_workers_hold_
 
 
 async def test_drain_keeps_promises_who_reads_slowly_is_waited_for(paused: House) -> None:
-    """Its next room is opened when it has read all of the last one."""
+    """The next room of a slow reader opens when it has read all of its last room."""
     at = paused
     stream = await at.backend.generate(asked())
     await until(lambda: at.entry(1).cause is not None)
@@ -575,7 +578,7 @@ async def test_drain_keeps_promises_an_attempt_that_fails_on_the_way_back_goes_b
 async def test_a_draining_worker_that_was_told_that_nothing_comes_gets_nothing(
     fleet: Fleet, *, retracted_it: bool
 ) -> None:
-    """Nor does one get anything that did not retract the room."""
+    """A draining worker that did not retract the room does not get it either."""
     if retracted_it:
         assert fleet.at.admission.drain(FLEET[0]) == 0
     old = await fleet.goes_on("old", back=0 if retracted_it else None)
@@ -637,7 +640,7 @@ async def test_a_room_that_its_caller_drives_is_retracted_and_what_follows_is_th
 
 
 async def test_prefill_that_hears_of_it_late_has_not_failed_either() -> None:
-    """It had sealed, and its outcome was under way; or it says that decode gave the room up."""
+    """Prefill had sealed the room already, or reports that decode gave it up."""
     async with house(rooms_max=1, places=4) as at:
         given_up = [
             accepted(P),

@@ -119,7 +119,8 @@ async def test_whatever_ends_one_stream_ends_the_room_and_the_other_side(
 async def test_terminal_reaches_peer_a_room_that_failed_before_it_was_followed_ends_its_stream(
     at: House,
 ) -> None:
-    """Its worker was lost between the room's opening and the moment in which its caller went on."""
+    """Its worker was lost between the room's opening and the moment at which its caller followed the
+    stream."""
     entry = await at.admission.admit("r1", 3, 6)
     at.rooms.fail(entry.id, Cause(Reason.PREFILL_LOST, "its lease ran out"))
     stream = at.backend.follow(entry, asked())
@@ -137,7 +138,7 @@ async def test_terminal_reaches_peer_a_room_that_failed_before_it_was_followed_e
 async def test_first_cause_wins_what_made_decode_give_up_its_room_is_told_not_that_it_did(
     at: House, last: object, reason: str
 ) -> None:
-    """What decode says is behind tokens on its stream, and its close reaches prefill before."""
+    """Decode's own cause is queued behind tokens, so prefill learns of decode's close earlier."""
     go = asyncio.Event()
     closed = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
     at.prefill.script = [accepted(P), first(7), ended(P, closed)]
@@ -199,7 +200,7 @@ async def test_room_ends_a_worker_that_never_got_the_room_is_not_waited_for(at: 
 async def test_zero_at_idle_a_worker_that_comes_back_is_told_what_ended_while_it_was_silent(
     at: House, answered: bool
 ) -> None:
-    """It was stopped before it read the opening, so that it has nothing to report of the room."""
+    """The worker was stopped before it read the opening, so it has no report of the room."""
     at.decode.script = []
     at.decode.absent = {1}
     at.prefill.script = [accepted(P), first(7, LENGTH)] if answered else [accepted(P)]
@@ -234,7 +235,7 @@ async def test_a_refused_room_is_waited_for_on_the_other_side_alone(at: House) -
 
 
 async def test_a_worker_that_says_who_it_is_is_named_once(at: House) -> None:
-    """As one whose group has broken says to whoever comes."""
+    """A worker whose group has broken names itself in the refusal. The cause does not repeat the name."""
     at.prefill.script = [Draining("prefill worker prefill-0: rank 1 has gone")]
     at.decode.script = [accepted(D)]
     at.prefill.absent = {1}
@@ -297,7 +298,7 @@ async def test_a_worker_that_cannot_be_reached_gets_no_rooms_until_it_renews(at:
 async def test_a_worker_that_is_gone_is_not_told_again_that_its_room_ended(
     at: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor is the way to it, which is closed by then."""
+    """The end of the room is not sent again to a lost worker, whose channel is closed by then."""
     at.prefill.address = "127.0.0.1:1"
     at.rooms.lose(at.prefill.incarnation, "moved", proof="left")
     at.prefill.incarnation = type(at.prefill.incarnation)(12)
@@ -417,7 +418,7 @@ async def test_without_workers_or_space_the_client_is_told_which() -> None:
 async def test_a_token_touches_neither_registry_nor_timeline_nor_metrics(
     at: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is done for each is the same however many there are, and however many rooms are open."""
+    """The work for each token is the same however many tokens there are and however many rooms are open."""
     output = 200
     go, end, drawn = asyncio.Event(), asyncio.Event(), list(range(10, 10 + output))
     steps = [

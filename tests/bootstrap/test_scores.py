@@ -78,7 +78,8 @@ async def test_counted_work_every_room_of_a_request_is_placed_as_one_that_scores
 
 
 async def test_record_fits_more_log_probabilities_than_a_record_holds_come_from_prefill(at: House) -> None:
-    """What decode has of the first token's is what fitted: it is not passed on, whoever is first."""
+    """The record holds only some of the first token's logprobs. Decode's copy is never passed on, even if it
+    is first."""
     late = asyncio.Event()
     many = Sampling(temperature=0.0, top_logprobs=15, logprob_token_ids=(1, 2, 3, 4, 5, 6))
     at.prefill.script = [accepted(P), late, first(7), ended(P)]
@@ -126,7 +127,7 @@ async def test_scores_that_nobody_asked_for_end_the_room(at: House) -> None:
 
 
 async def test_a_room_that_follows_before_the_first_token_scores_anew(pairs: PairHealth) -> None:
-    """What the room before it told of them is not passed on: all of them are of one room."""
+    """The scores of the earlier room are dropped, so that all scores are from one room."""
     stale = Score(-8.0, 8)
     pairs.prefill.script = [accepted(P), scores(stale, stale), None]
     pairs.prefill_1.script = [accepted(P), scores(*TOLD), *prefills()[1:]]
@@ -160,7 +161,7 @@ async def test_scored_once_a_room_that_follows_behind_the_first_token_scores_not
 async def test_a_prefill_that_is_lost_before_its_first_token_fails_what_decode_said_already(
     at: House,
 ) -> None:
-    """Nobody has the scores: the answer that decode completed is no answer."""
+    """Without the scores, an answer that decode completed is not passed on."""
     lost = asyncio.Event()
     at.prefill.script = [accepted(P), scores(*TOLD), lost, None]
     at.decode.script = [accepted(D), tokens(0, [7, 8, 9], LENGTH), ended(D)]

@@ -48,7 +48,7 @@ async def at() -> AsyncIterator[House]:
 
 
 async def reply(at: House, path: str, **more: Any) -> bytes:
-    """What one client gets, to the byte."""
+    """Return one client's whole reply, byte for byte."""
     app = create_app(at.backend, tiny.model(), CollectorRegistry(), clock=ManualClock(wall_ms=1_000))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     body = {"model": tiny.MODEL, "return_token_ids": True, **more}

@@ -40,7 +40,7 @@ async def asking(at: House) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def answer(client: httpx.AsyncClient, go_on: Callable[[str], None]) -> str:
-    """All of a stream. `go_on` is called with what has come so far."""
+    """Return the whole text of a stream. `go_on` is called with the text so far after each piece."""
     text = ""
     async with client.stream("POST", "/v1/completions", json=BODY) as reply:
         assert reply.status_code == 200

@@ -19,7 +19,7 @@ P, D = Side.PREFILL, Side.DECODE
 
 @pytest.fixture(params=[None, P, D], ids=["both at once", "prefill late", "decode late"])
 async def at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
-    """One side may hear of a room after the other has ended it. No script answers a cancel."""
+    """A house in which one side receives a room after the other has ended it. No script answers a cancel."""
     monkeypatch.setattr(room_stream, "LINGER_S", 0.2)
     async with house(rooms_max=2) as made:
         for worker in (made.prefill, made.decode):

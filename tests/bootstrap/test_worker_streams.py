@@ -271,7 +271,8 @@ async def test_an_address_where_nobody_listens_is_unreachable(at: At) -> None:
 
 
 async def test_authorised_writer_a_worker_lets_go_of_no_room_of_anothers(at: At) -> None:
-    """Ids of rooms are counted up. What nobody has told it is over it has nothing to say of."""
+    """Room ids are counted up, so they can be guessed. A worker may release only rooms that it was told are
+    over."""
     at.open(1)
     at.over(5)
     await until(lambda: at.worker.cancelled == [5])

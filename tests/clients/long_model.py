@@ -12,7 +12,7 @@ from typing import Final
 LAYERS: Final = 2
 CONTEXT_TOKENS: Final = 65_536
 END_EVERY: Final = 80
-"""One token of so many ends an answer."""
+"""One token in this many ends an answer."""
 MARK: Final = "baton.json"
 """Baton's own note on a model that it converted."""
 COPIED: Final = ("*.json", "*.jinja")

@@ -15,11 +15,11 @@ class Client:
 
     name: str
     script: str
-    """In `scripts`; `.mjs` runs in Node."""
+    """File name in `scripts`. A name with `.mjs` runs in Node, others in Python."""
     packages: tuple[str, ...]
-    """From PyPI or from npm, each with its version."""
+    """Packages from PyPI or npm that the script needs, each with its version."""
     asks: str
-    """What the script does with the client, for the page."""
+    """What the script does with the client, as the page prints it."""
     arguments: tuple[str, ...] = ()
     has_long_prompts: bool = False
     """Whether its prompts exceed the demo model's context. It is tried with `long_model` then."""

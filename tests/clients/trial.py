@@ -22,7 +22,7 @@ class Outcome:
     versions: tuple[str, ...]
     ok: bool
     answers: tuple[str, ...]
-    """One line of the script's for each thing that it asked, and got."""
+    """Lines that the script printed, one for each request with its answer."""
     error: str = ""
     """Last line of the error."""
 

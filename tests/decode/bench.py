@@ -65,20 +65,20 @@ class Sender(inference_pb2_grpc.HandoverServiceServicer):
     """The prefill worker: what it was told, and what it answers."""
 
     refuse_streams: list[Exception] = field(default_factory=list)
-    """One a stream, then none."""
+    """Errors that refuse the next streams, one each."""
     refuse_connect: Exception | None = None
     shut: int = 0
     """The exposure to which it has a way that broke, and never sees the end of its writes on it."""
     refuse_grants: list[Exception] = field(default_factory=list)
-    """One a grant, then none."""
+    """Errors that refuse the next grants, one each."""
     refuse_closes: list[Exception] = field(default_factory=list)
-    """One a close, then none."""
+    """Errors that refuse the next closes, one each."""
     greetings: list[inference_pb2.Greeting] = field(default_factory=list)
     connects: list[inference_pb2.ConnectRequest] = field(default_factory=list)
     connects_unanswered: int = 0
     grants: dict[int, inference_pb2.GrantRequest] = field(default_factory=dict)
     granted_at_once: list[int] = field(default_factory=list)
-    """How many grants each message held that held any."""
+    """Number of grants in each message that held any."""
     closes: list[inference_pb2.CloseRequest] = field(default_factory=list)
     may_connect: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer_grants: asyncio.Event = field(default_factory=asyncio.Event)
@@ -325,7 +325,8 @@ class DecodeBench:
         await asyncio.wait([running], timeout=0.5)
 
     async def settle(self) -> None:
-        """Turns, steps awaited, until every room has retired, and whoever is told of our memory has heard."""
+        """Take turns and await steps until every room has retired and each sender has been told of revoked
+        memory."""
         await self.turns_until(lambda: not len(self.work.roster) and not asking(self.peers))
 
     # ---- what is left
@@ -366,7 +367,7 @@ class DecodeBench:
 
 
 def tell(ranks: Sequence[DecodeBench]) -> None:
-    """What the ranks of one worker tell each other before their first turn."""
+    """Gather once what the ranks of one worker send each other before their first turn."""
     told = [each.work.gather_payload() or b"" for each in ranks]
     assert all(told)
     for each in ranks:
@@ -374,7 +375,7 @@ def tell(ranks: Sequence[DecodeBench]) -> None:
 
 
 class Caller:
-    """Whoever called StreamRoom."""
+    """A caller of StreamRoom."""
 
     def __init__(
         self, bench: DecodeBench, request: Request, prefill: int, prefill_ms: int | None = None
@@ -402,13 +403,13 @@ class Caller:
 
     @property
     def tokens(self) -> list[int]:
-        """What was streamed of the only choice, in order; positions are checked."""
+        """Return the tokens that were streamed for the only choice, in order. Their positions are checked."""
         [drawn] = self.choices.values() or [[]]
         return drawn
 
     @property
     def choices(self) -> dict[int, list[int]]:
-        """What was streamed of each choice that anything was."""
+        """Return the tokens that were streamed, by choice. Choices without a token are absent."""
         drawn: dict[int, list[int]] = {}
         for reply in self.replies:
             if reply.HasField("tokens"):

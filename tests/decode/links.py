@@ -12,7 +12,7 @@ def asking(peers: Peers) -> int:
 
 
 def closing(peers: Peers) -> int:
-    """Rooms whose proof is being sought."""
+    """Return the number of closed rooms whose sender has not confirmed that its writes ended."""
     return sum(len(link.closes) for link in links_of(peers).values())
 
 
@@ -22,6 +22,6 @@ def needed(peers: Peers) -> set[Incarnation]:
 
 
 def links_of(peers: Peers) -> dict[Incarnation, Any]:
-    """One to each sender that there is something to say to."""
+    """Return the links to senders that the worker has something to say to, by incarnation."""
     assert isinstance(peers, LeaderPeers), "a rank that does not lead asks nobody"
     return dict(peers.links)

@@ -33,7 +33,7 @@ ASKED = asked()
 
 
 def answers(request: Request) -> dict[int, list[int]]:
-    """Of each choice, what it is answered as a request of its own."""
+    """Return the answer that each choice would get as a request of its own, by choice index."""
     return {place: toy.answer(request.choice(place)) for place in range(request.choices)}
 
 
@@ -308,7 +308,7 @@ async def test_ranks_draw_all_choices_and_give_back_together(group: Group) -> No
 async def test_growth_is_agreed_a_choice_that_is_cut_ends_on_all_ranks_whatever_each_has_seen(
     group: Group,  # noqa: F811
 ) -> None:
-    """One rank has seen the step's end, the other has not."""
+    """One rank has seen the step's end, and the other has not."""
     caller = await group.stream(ASKED)
     await group.granted(1)
     for each in group.ranks:
@@ -331,7 +331,7 @@ async def test_admission_agreed_ranks_keep_the_same_of_a_choice_that_one_saw_end
     group: Group,  # noqa: F811
     late: int,
 ) -> None:
-    """One rank saw it end by itself, and the other, which is late, was told first that it is over."""
+    """One rank saw the choice end by itself. The other, which is late, was told first that it is over."""
     request = asked(choices=2)
     caller = await group.stream(request)
     await group.granted(1)

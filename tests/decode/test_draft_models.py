@@ -26,7 +26,7 @@ CHEAP = group_pb2.StepCosts(position=1, draft=1)
 
 
 class Pages:
-    """Which proposals were seen, and which of them were let go."""
+    """A record of the proposals that were made and of those that were released."""
 
     def __init__(self) -> None:
         self.held: set[Proposal] = set()
@@ -70,7 +70,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
 
 
 def drafted(bench: DecodeBench) -> tuple[float, float]:
-    """By the model: taken, and not."""
+    """Return the counts of the draft model's tokens that were taken and that were not."""
     taken, missed = (
         bench.gauge("baton_decode_draft_tokens_total", source="model", outcome=outcome)
         for outcome in ("taken", "missed")

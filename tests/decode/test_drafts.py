@@ -29,7 +29,8 @@ def right(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 def foresee(monkeypatch: pytest.MonkeyPatch, right: int, wrong: int = 1) -> None:
-    """So many drafts are what comes, and those behind them are not."""
+    """Make every drafter propose `right` tokens of the real answer, then `wrong` tokens that differ from
+    it."""
 
     def draft(self: Drafter, most: int) -> list[int]:
         request, output = self._sequence.request, self._sequence.output
@@ -89,7 +90,8 @@ async def test_an_answer_that_ends_in_the_middle_of_what_was_taken_ends_there(
 
 
 async def test_what_is_kept_is_what_was_taken(right: int) -> None:
-    """Another room begins with all whole blocks of it: the toy says whose each position is."""
+    """Another room begins with all whole blocks of the first. The toy model checks that each position is
+    right."""
     request = asked(1, 1, MAX_TOKENS)
     async with decoding(drafts_by=LONGEST, reuse=True) as bench:
         await running(bench, request)
@@ -134,7 +136,7 @@ async def test_drafts_make_way_nobody_is_retracted_for_them(
 
 
 async def test_drafts_make_way_the_pages_that_those_that_run_may_need_next_are_left() -> None:
-    """Two rooms that grow leave a page for each: beyond that, drafts get what there is."""
+    """One page stays free for each of two rooms that grow. Drafts get the pages beyond that."""
     for spare, given in ((0, 0), (1, 1)):
         async with decoding(pages=6 + spare, drafts_by=LONGEST) as bench:
             bench.engine.hold()
@@ -207,8 +209,8 @@ async def test_all_go_by_the_cost_that_the_leader_tells(monkeypatch: pytest.Monk
 
 
 async def test_a_long_prompt_is_read_beside_steps_and_what_it_repeats_is_drafted() -> None:
-    """By the look-up itself: the prompt holds its own answer twice, which the toy would never draw again, so
-    that only what is drafted is looked at."""
+    """The n-gram lookup alone is tested. The prompt repeats itself in a way that the toy model would never
+    draw."""
     drafts: list[list[int]] = []
     request = asked(1, 1, 8, prompt=(1, 2, 3, 4, 5, 6, 1, 2, 3))
     drafter = Drafter(Tokens(request, [4, 5]), LONGEST)
@@ -267,7 +269,7 @@ async def test_what_is_forced_is_checked_whatever_a_position_costs(monkeypatch: 
 async def test_a_step_that_computes_a_prompt_too_is_longer_by_that_for_its_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And says nothing of what a position takes."""
+    """Drafts are allotted for the longer step. Its duration is no measurement of the cost of a position."""
     seen: list[tuple[int, int]] = []
 
     def noting(drafts: Sequence[Drafts], rows: int, positions: int, cost: int) -> list[int]:

@@ -34,7 +34,7 @@ RANKS = 2
 
 
 class Group:
-    """Two ranks that hold the same, and keep prefixes, beside a sender that plays a script."""
+    """A group of two ranks with a prefix cache, and a scripted sender."""
 
     def __init__(
         self, sender: Sender, address: str, pages: int, drafts_by: int = 0, local_gap_ms: int = 0
@@ -90,11 +90,11 @@ class Group:
         return [each.exposure.id for each in self.ranks]
 
     def told(self) -> list[list[int]]:
-        """What each rank has heard of all."""
+        """Return the incarnations of all ranks' endpoints as each rank knows them, by rank."""
         return [[endpoint.incarnation for endpoint in each.work.endpoints] for each in self.ranks]
 
     def connected(self) -> list[list[int]]:
-        """What the sender was told, connect by connect."""
+        """Return the endpoints that each connect request to the sender named, in order."""
         return [[each.incarnation for each in connect.endpoints] for connect in self.sender.connects]
 
 
@@ -154,7 +154,7 @@ async def test_the_leader_does_not_rest_on_a_grant_that_leaves_with_the_next_tur
 async def test_exposure_on_page_the_sender_is_told_of_memory_when_every_rank_has_exposed_it(
     group: Group,
 ) -> None:
-    """The other rank is held up between the verdict and what it is to do about it."""
+    """The other rank is delayed between the verdict and the exposure that follows from it."""
     caller = await group.stream()
     held, follower = asyncio.Event(), group.follower.group
     agree = follower.agree
@@ -224,7 +224,7 @@ async def test_a_leader_whose_ranks_are_behind_hears_of_a_command_at_once(group:
 
 
 async def test_every_rank_tells_where_its_memory_is_now_when_it_was_taken_back(group: Group) -> None:
-    """All in the turn that took it back, and the next connect says so to the sender."""
+    """All ranks do so in the turn of the revocation, and the next connect tells the sender."""
     before = group.exposed()
     assert group.told() == [before] * RANKS
     caller = await group.stream()
@@ -280,7 +280,7 @@ async def test_a_rank_whose_wish_the_others_do_not_share_says_so_once_and_why(gr
 
 
 def wishes(group: Group) -> list[list[str]]:
-    """What each rank said that it voted."""
+    """Return the votes that each rank reported, by rank."""
     told = [
         [rooms_pb2.RoomEvent.FromString(report.event) for report in each.work.ports.reporter.pending]
         for each in group.ranks
@@ -302,7 +302,7 @@ async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn
 
 
 async def test_same_turns_a_rank_that_has_something_to_tell_alone_breaks_the_group(group: Group) -> None:
-    """It does not hang: the other one makes another call."""
+    """The group does not hang when one rank gathers and the other makes another call."""
     group.follower.work._endpoint_due = True
     results = await asyncio.wait_for(
         asyncio.gather(*(_turns(each, 2) for each in group.ranks), return_exceptions=True), 20
@@ -334,7 +334,8 @@ async def test_a_worker_that_breaks_off_tells_who_waits_with_the_first_cause(gro
 async def test_a_turn_that_breaks_tells_every_room_that_it_ended_why_and_none_twice(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them are settled before the first is told, so that no phase says who was."""
+    """All rooms are settled before the first caller is told, so a room's phase does not show which were
+    told."""
     rooms = (1, 2, 3)
     callers = [await group.stream(toy.request(f"{room}", PROMPT, max_tokens=4)) for room in rooms]
     work: Any = group.leader.work

@@ -27,7 +27,8 @@ OLD, YOUNG = 1, 2
 def asked(
     room: int, arrived_ms: int, max_tokens: int = 20, prompt: tuple[int, ...] = (), choices: int = 1
 ) -> Request:
-    """Its prompt fills a page, and is that of rooms with the same mark."""
+    """Return a request whose prompt fills one page. Rooms with equal numbers modulo 1000 have equal
+    prompts."""
     prompt = prompt or (room % 1000, 1, 4, 1)
     made = toy.request(str(room), prompt, max_tokens=max_tokens, further_seeds=tuple(range(1, choices)))
     return replace(made, arrived_ms=arrived_ms, sampling=replace(made.sampling, temperature=1.0, seed=0))
@@ -124,7 +125,8 @@ async def test_what_a_retraction_costs_is_counted() -> None:
 
 
 async def test_oldest_goes_on_and_nobody_else_waits_for_more_than_a_step() -> None:
-    """The turns go on at once until the pages are back; those who have theirs are computed meanwhile."""
+    """Turns go on without a rest until the pages are back. Rooms that have their pages are computed
+    meanwhile."""
     async with decoding(pages=8) as bench:
         await running(bench, asked(1, arrived_ms=9))
         await running(bench, asked(2, arrived_ms=5))
@@ -179,7 +181,8 @@ async def test_no_free_under_write_a_step_that_runs_keeps_its_pages_while_others
 
 
 async def test_oldest_goes_on_when_who_holds_the_rest_runs_too() -> None:
-    """What was granted and has not landed is not taken back: it lands, and then it is the youngest."""
+    """Pages of a granted room that has not landed are not taken back. Once landed, it is the youngest and is
+    retracted."""
     async with decoding(pages=8) as bench:
         late = asked(YOUNG, arrived_ms=9, prompt=tuple(range(12)), max_tokens=9)
         old = await bench.stream(asked(OLD, arrived_ms=5))
@@ -199,7 +202,7 @@ async def test_oldest_goes_on_when_who_holds_the_rest_runs_too() -> None:
 
 
 async def test_oldest_goes_on_when_memory_that_is_kept_from_everybody_is_taken_back_sooner() -> None:
-    """Its sender does not answer, and less than half of the pool is kept."""
+    """Its sender does not answer, and less than half of the pool is in quarantine."""
     async with decoding(pages=8) as bench:
         kept = asked(YOUNG, arrived_ms=9, prompt=tuple(range(12)), max_tokens=1)
         await bench.stream(kept)
@@ -397,7 +400,8 @@ async def test_a_sender_that_departs_takes_no_room_with_it_that_runs_or_is_retra
 
 
 async def test_the_leader_does_not_rest_on_a_retraction() -> None:
-    """What it gives back is there in the turn after the next: all ranks go on at once until then."""
+    """The retracted pages are free in the turn after the next one. Until then all ranks take turns without a
+    rest."""
     first, second = asked(1, arrived_ms=5), asked(2, arrived_ms=9)
     async with grouped(pages=8) as group:
         await both_running(group, first, second)

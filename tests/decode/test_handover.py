@@ -42,7 +42,7 @@ PATIENCE_S = 30
 
 
 class FlippingFabric(MemoryFabric):
-    """One bit of the first run of every write of pages is not what was sent, while `flips`."""
+    """A network that flips one bit in the first run of every write of pages, while `flips` is set."""
 
     flips = True
 
@@ -174,8 +174,8 @@ class Pair:
         return drawn
 
     async def at_rest(self) -> None:
-        """Both workers hold nothing, and nothing can land any more that would change it. A room may be gone
-        before prefill has answered what was asked for it."""
+        """Check that both workers hold nothing and that no write is left to land. A room may end before
+        prefill has answered its requests."""
         await until(lambda: len(self.prefill.work.roster) == len(self.decode.work.roster) == 0)
         await until(lambda: not asking(self.decode.peers))
         while self.fabric.puts_under_way:
@@ -293,7 +293,7 @@ async def test_with_pages_summed_one_flipped_bit_fails_its_room_and_nothing_of_i
 
 
 async def test_with_the_record_alone_checked_a_flipped_bit_is_served() -> None:
-    """What the pages' sums are for: without them only the toy model notices."""
+    """Without page checksums, only the toy model notices the flipped bit. This is why they exist."""
     async with pair(fabric=FlippingFabric()) as at:
         await at.ask(some_request(1, random.Random(1)))
         assert at.decode.engine.foreign != []
@@ -307,7 +307,7 @@ async def test_with_the_record_alone_checked_a_flipped_bit_is_served() -> None:
     ids=lambda each: f"seed{each:02}" if isinstance(each, int) else each.value,
 )
 async def test_no_fault_mixes_rooms_hangs_or_leaves_anything(seed: int, checksum: KvChecksum) -> None:
-    """One seed is one network and one set of callers."""
+    """Each seed is one faulty network and one set of callers."""
     dice = random.Random(seed)
     plan = FaultPlan(
         seed,

@@ -68,7 +68,7 @@ async def test_mine_or_granted_a_prompt_that_prefill_has_at_once_is_granted(
 async def test_prompts_that_come_at_once_are_shared(
     bench: DecodeBench,
 ) -> None:
-    """What is claimed of them it does not compute before the next."""
+    """Each prompt that the worker claims delays the next ones, so it claims only some of them."""
     bench.sender.may_connect.clear()
     bench.work.scheduler.pace.stepped(0, 1, 1.0)
     bench.work.scheduler.pace.token_ms = 1.0
@@ -346,7 +346,7 @@ def test_a_worker_that_became_slower_is_expected_to_be_slower() -> None:
 
 
 def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> None:
-    """From then on it is computed alone, in large parts."""
+    """After the running sequences end, the prompt is computed alone, in large parts."""
     pace = PromptTiming(20, 256, 16)
     pace.stepped(0, 4, 10)
     pace.stepped(16, 4, 34)  # 24 ms more than without
@@ -362,7 +362,7 @@ def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> No
 
 
 def test_what_a_part_costs_by_itself_is_told_from_what_its_tokens_do() -> None:
-    """Of 20 ms 12 are the part's: so a longer prompt takes many of them."""
+    """The part itself costs 12 of 20 ms, so a longer prompt pays for many parts."""
     pace = PromptTiming(20, 256, 1)
     pace.stepped(0, 4, 10)
     pace.stepped(256, 0, 256)
@@ -388,7 +388,7 @@ def test_a_small_part_alone_says_nothing_of_large_ones() -> None:
 def test_a_part_takes_all_that_it_may_by_itself_until_one_was_measured(
     gap_ms: int, beside: int, here_ms: float
 ) -> None:
-    """But no more than as many tokens as a step has: a longer gap makes no prompt dearer."""
+    """The estimate is at most that of a whole step's tokens: a longer gap makes no prompt more expensive."""
     pace = PromptTiming(gap_ms, 256, 16)
     pace.stepped(0, 1, 10)
     pace.stepped(256, 0, 256)
@@ -433,7 +433,8 @@ def test_a_step_is_as_long_as_the_last_ones_were() -> None:
     ids=["nobody", "behind it", "at once", "one after the other", "more than a step continues"],
 )
 def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(left_ms: list[float], here_ms: float) -> None:
-    """It is prefill's where it would have it sooner than in longer steps."""
+    """Rooms that join meanwhile make steps longer. The prompt is left to prefill if prefill would be
+    sooner."""
     pace = measured()
     beside = ConcurrentDecode(0, 0, [JoiningRoom(each, 1, 1_000) for each in left_ms], 5)
     why = choose_local_prefill(pace, 200, 200, 0, 10_000, beside)
@@ -443,7 +444,8 @@ def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(left_ms: list[float]
 
 
 async def test_what_is_handed_over_soon_leaves_a_prompt_to_prefill(bench: DecodeBench) -> None:
-    """Alone it would be computed here in 30 ms; beside what comes in 5 it takes as many steps as parts."""
+    """Alone, the prompt would take 30 ms here. Beside a room that joins in 5 ms it takes one step for each
+    part."""
     bench.work.scheduler.pace = bench.work.prompt_claims.pace = measured()
     other = asked(1, arrived_ms=1, prompt=tuple(range(100, 108)), max_tokens=50)
     await bench.stream(other, prefill_ms=5)

@@ -29,7 +29,7 @@ async def bench() -> AsyncIterator[DecodeBench]:
 
 
 async def started(bench: DecodeBench, request: Request = ASKED) -> Caller:
-    """A room whose destination the sender has."""
+    """Open a room whose sender has been told where to write."""
     caller = await bench.stream(request)
     await bench.granted(int(request.request_id))
     return caller
@@ -112,7 +112,7 @@ async def test_a_sender_that_summed_nothing_is_not_believed(bench: DecodeBench) 
 async def test_a_room_that_ends_while_it_is_summed_keeps_its_pages_until_then(
     bench: DecodeBench, quiet_first: bool
 ) -> None:
-    """Whoever had them next would be read with them."""
+    """If the pages went to another room earlier, the running checksum would read them with it."""
     caller = await started(bench)
     bench.land(ASKED)
     bench.engine.hold()

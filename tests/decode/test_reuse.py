@@ -25,7 +25,8 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[DecodeBench]:
 async def serve(
     bench: DecodeBench, room: int, prompt: tuple[int, ...], max_tokens: int = 3, salt: int = 0
 ) -> int:
-    """How many tokens the sender was told are held."""
+    """Serve one request to its end, and return the number of prefix tokens that the sender was told are
+    cached."""
     asked = replace(toy.request(str(room), prompt, max_tokens=max_tokens), salt=salt)
     caller = await bench.stream(asked)
     grant = await bench.granted(room)
@@ -53,7 +54,7 @@ async def test_zero_page_hand_over_of_a_prompt_that_is_held_whole(bench: DecodeB
 
 
 async def test_what_was_answered_is_held_for_the_next_question(bench: DecodeBench) -> None:
-    """All but the last token, whose KV nobody computed."""
+    """All tokens of the answer are cached but the last, whose KV was never computed."""
     await serve(bench, 1, PROMPT, max_tokens=7)
     said = tuple(toy.answer(toy.request("1", PROMPT, max_tokens=7)))
     assert await serve(bench, 1001, PROMPT + said) == 16
@@ -116,7 +117,7 @@ async def test_two_rooms_that_begin_alike_at_once_go_on_with_the_same_pages(benc
 
 
 async def test_what_a_failed_step_was_computed_from_is_not_held_any_more(bench: DecodeBench) -> None:
-    """Or one bad page would fail everyone who begins with it, and whoever shares their steps."""
+    """Otherwise one bad page would fail all requests that begin with it, and those that share their steps."""
     assert await serve(bench, 1, PROMPT) == 0
     assert await serve(bench, 1001, PROMPT) == 8
     asked = toy.request("2001", PROMPT, max_tokens=3)

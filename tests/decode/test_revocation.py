@@ -52,7 +52,7 @@ async def abandoned(bench: DecodeBench, room: int) -> None:
 
 
 def outlive(bench: DecodeBench, room: int) -> None:
-    """What happens to the room is to come before its own deadline does."""
+    """Extend the room's deadline, so that another event decides its end."""
     bench.work.roster.get(RoomId(room)).progressed(bench.clock.now_ms() + 10 * DEADLINE_MS)
 
 
@@ -82,7 +82,8 @@ async def test_it_is_done_sooner_when_most_of_the_pool_is_kept(bench: DecodeBenc
 
 
 async def test_what_the_sender_wrote_lands_nowhere_afterwards(bench: DecodeBench) -> None:
-    """It had posted its pages before; they land after the same pages went to another room."""
+    """The sender posted its writes before the revocation. They land after the same pages went to another
+    room."""
     source, writer = HostMemory(len(LATE)), MemoryTransfer(bench.fabric, Incarnation(99))
     source.view[:] = LATE
     writer.register(Region(kv_region(0), source.address, source.length))
@@ -173,7 +174,8 @@ async def test_nothing_is_granted_while_it_waits_and_the_next_room_connects_anew
 async def test_a_receiver_makes_progress_for_a_sender_that_is_to_become_quiet(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over some transports a write ends only while its target is driven, resting or not."""
+    """Over some transports a write ends only while its target drives the library, so a resting receiver
+    drives it, too."""
     await abandoned(bench, 1)
     driven: list[float] = []
     progress = MemoryTransfer.progress
@@ -206,14 +208,14 @@ async def test_memory_that_cannot_be_moved_ends_the_worker_in_so_many_words(
 
 
 def told(bench: DecodeBench) -> list[int]:
-    """Which exposure each connect named."""
+    """Return the exposure that each connect request named, in order."""
     return [each.endpoints[0].incarnation for each in bench.sender.connects]
 
 
 async def test_room_ends_a_sender_hears_that_memory_was_taken_back_though_no_room_is_for_it(
     bench: DecodeBench,
 ) -> None:
-    """It may have failed to see the end of what it wrote: that is its only proof."""
+    """The revocation is the sender's only proof if it failed to see the end of its writes."""
     old = bench.exposure.id
     await abandoned(bench, 1)
     bench.clock.advance(DEADLINE_MS)
@@ -275,8 +277,8 @@ async def served(bench: DecodeBench, room: int) -> Caller:
 async def test_reconnect_memory_is_taken_back_from_a_sender_that_sees_no_end_of_what_it_wrote(
     bench: DecodeBench, known: bool
 ) -> None:
-    """Nothing is in quarantine, since all that it wrote was seen here: without this no room would ever be
-    served again. `known`: the next room takes the way for whole, and is refused at its grant."""
+    """Nothing is in quarantine, since all its writes were seen here. Without the revocation no room would be
+    served again. `known`: the next room takes the connection for intact, and is refused at its grant."""
     assert await (await served(bench, 1)).outcome() == ""
     old = bench.exposure.id
     shut_out(bench)
@@ -297,7 +299,7 @@ async def test_reconnect_memory_is_taken_back_from_a_sender_that_sees_no_end_of_
 
 
 async def test_live_is_not_lost_what_a_sender_does_not_answer_shuts_nobody_out(bench: DecodeBench) -> None:
-    """Only what it answers counts: a busy one may become quiet meanwhile."""
+    """Only answered connects can lead to a revocation. A busy sender may become quiet in the meantime."""
     assert await (await served(bench, 1)).outcome() == ""
     old = bench.exposure.id
     shut_out(bench)
@@ -340,7 +342,7 @@ async def test_no_memory_is_taken_back_for_a_sender_that_becomes_quiet_in_time(b
 async def test_incarnation_whoever_knew_of_memory_is_told_until_another_process_has_its_address(
     bench: DecodeBench,
 ) -> None:
-    """It is cut off when the memory is taken back, and then gone: nobody is asked for ever."""
+    """The sender is cut off when the memory is revoked, and is gone later. It is not asked for ever."""
     assert await (await served(bench, 1)).outcome() == ""
     bench.sender.broken.set()
     await until(lambda: bench.sender.ended > 0)

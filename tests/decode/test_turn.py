@@ -38,7 +38,7 @@ async def bench() -> AsyncIterator[DecodeBench]:
 
 
 async def started(bench: DecodeBench, request: Request = ASKED) -> Caller:
-    """A room whose destination the sender has."""
+    """Open a room whose sender has been told where to write."""
     caller = await bench.stream(request)
     await bench.granted(int(request.request_id))
     return caller
@@ -318,7 +318,7 @@ async def test_a_failed_step_fails_the_rooms_that_were_in_it(bench: DecodeBench)
 
 
 async def test_a_sequence_without_a_token_fails_its_room_alone(bench: DecodeBench) -> None:
-    """One broken page, and a batch of many rooms."""
+    """One room has a broken page in a batch of several rooms."""
     asked = [toy.request(str(room), PROMPT, max_tokens=6) for room in (1, 2)]
     callers = [await started(bench, each) for each in asked]
     for each in asked:
@@ -372,7 +372,7 @@ async def test_a_peer_that_cannot_be_connected_fails_the_rooms_that_waited_for_i
 
 
 async def test_a_channel_that_is_closed_under_a_connect_shuts_nobody_out(bench: DecodeBench) -> None:
-    """As when another certificate has taken the place of its own."""
+    """A channel is closed so when another TLS certificate replaces its own."""
     bench.sender.may_connect.clear()
     caller = await bench.stream(ASKED)
     await until(lambda: bool(bench.sender.connects))
@@ -481,7 +481,7 @@ async def test_a_refused_destination_fails_the_room_and_is_closed_all_the_same(b
 async def test_what_was_said_to_a_sender_that_no_room_has_named_us_to_is_said_again(
     bench: DecodeBench,
 ) -> None:
-    """Both workers are called at once: this one may be the faster."""
+    """Both workers are called at once, so this one may reach the sender before its room does."""
     bench.sender.refuse_streams = [UnknownReceiver("no room has named receiver 0x16")] * 4
     caller = await started(bench)
     bench.land(ASKED)
@@ -497,7 +497,7 @@ async def test_what_was_said_to_a_sender_that_no_room_has_named_us_to_is_said_ag
 async def test_zero_at_idle_a_sender_that_no_room_names_us_to_is_left_alone_once_no_room_is_for_it(
     bench: DecodeBench,
 ) -> None:
-    """Its room has ended here, and never comes there."""
+    """The room has ended here, and never reaches the sender."""
     streams = 100_000
     bench.sender.refuse_streams = [UnknownReceiver("no room has named receiver 0x16")] * streams
     caller = await bench.stream(ASKED)
@@ -534,7 +534,7 @@ async def test_ack_is_proof_what_is_answered_before_it_was_asked_is_not_heard(be
 async def test_live_is_not_lost_a_sender_that_answers_nothing_while_its_stream_lives_fails_no_room(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is busy: hours pass on the loop's clock, and nothing is asked twice."""
+    """The sender is busy. Hours pass on the loop's clock, and no request is repeated."""
     bench.sender.may_connect.clear()
     bench.sender.may_answer_grants.clear()
     caller = await bench.stream(ASKED)
@@ -555,7 +555,7 @@ async def test_live_is_not_lost_a_sender_that_answers_nothing_while_its_stream_l
 
 
 async def hours_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every timer of this loop."""
+    """Let hours pass on the loop's clock, so that all its timers run out."""
     loop = asyncio.get_running_loop()
     clock, ahead_s = loop.time, 10_000.0
     with monkeypatch.context() as patch:

@@ -20,7 +20,7 @@ async def bench() -> AsyncIterator[DecodeBench]:
 
 
 async def test_a_local_prompt_is_one_row(bench: DecodeBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first token comes with the first step, however few tokens a step may compute."""
+    """The first token comes with the first step, however few tokens a step may compute."""
     monkeypatch.setattr("baton.decode.decode_scheduler.ALONE_TOKENS", 5)
     request = long(1)
     caller = await bench.stream(request, prefill_ms=LATE_MS)

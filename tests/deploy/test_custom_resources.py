@@ -120,7 +120,7 @@ def test_what_keda_asks_is_what_prometheus_understands(tmp_path: Path) -> None:
 
 
 def test_prometheus_scrapes_each_worker_once() -> None:
-    """All ranks of a worker hold the same rooms: counted at each, one would count several times."""
+    """All ranks of a worker hold the same rooms. If each were scraped, a room would count several times."""
     rank_0 = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
     for case in CASES:
         for each in of_kind(case, "PodMonitor"):

@@ -264,7 +264,7 @@ def test_workers_reach_a_bootstrap_that_is_not_ready_and_whose_readiness_waits_f
 
 
 def test_a_workers_name_is_its_pods() -> None:
-    """One process at a time has it: that is what a worker's name promises, and what a pod's name is."""
+    """A worker's name belongs to one process at a time, and so does a pod's name."""
     for case in CASES:
         for pod in pods(case):
             if pod.component != "bootstrap":
@@ -310,7 +310,7 @@ def _metrics_asked_for(case: str, *more: str) -> set[str]:
 
 
 def test_both_sides_of_a_worker_are_asked_for_their_metrics() -> None:
-    """They are two workers to the bootstrap, each with a registry of its own."""
+    """The two sides are two workers to the bootstrap, each with a metrics registry of its own."""
     [monitor] = [each for each in of_kind("both", "PodMonitor") if each["metadata"]["name"] == "baton-both"]
     [pod] = [each for each in pods("both") if each.component == "both"]
     asked = {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]}
@@ -364,7 +364,7 @@ def test_an_autoscaler_scales_what_is_there_and_nobody_else_sets_its_size(case: 
 
 
 def _allowed(case: str, component: str) -> dict[Any, set[str]]:
-    """For each port of a component's policy, who may come."""
+    """Return the peers that a component's network policy lets in, by port."""
     [policy] = [
         each for each in of_kind(case, "NetworkPolicy") if each["metadata"]["name"] == f"baton-{component}"
     ]

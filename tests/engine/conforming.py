@@ -20,7 +20,8 @@ def _calls(folder: Path) -> TorchEngine:
 
 
 def _compiled(folder: Path) -> TorchEngine:
-    """By one compiled call where there is a compiler, else by our own pass over the same windows."""
+    """Load a model that runs compiled where there is a compiler, else by our own pass over the same
+    windows."""
     return load(tiny_models.save(MODELS[WINDOWED], folder / "model", torch.float32), dtype=torch.float32)
 
 

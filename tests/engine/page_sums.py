@@ -27,7 +27,7 @@ def _counted(place: Place, vector: bytes) -> int:
 
 
 class Memory:
-    """One rank's pages, and one sequence's table in them. All bytes are random until written."""
+    """The pages of one rank, and one sequence's page table. All bytes are random until written."""
 
     def __init__(self, layout: KvLayout, tokens: int, seed: int = 0) -> None:
         draw = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.most = 0
-        """Most bytes at once."""
+        """Most bytes that were allocated at once."""
         self._now = 0
         self._known: set[int] = set()
 

@@ -32,7 +32,7 @@ SAMPLINGS = {
 
 
 def answer(prefill: ShuffledWorker, decode: ShuffledWorker, request: Request, chunk: int = 10) -> list[Token]:
-    """All tokens of one room: the first from prefill, the others after the hand-over."""
+    """Return all tokens of one room: the first from prefill, the others after the hand-over."""
     tokens: list[Token] = []
 
     def step(worker: ShuffledWorker, tenant: Tenant) -> None:

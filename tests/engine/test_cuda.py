@@ -165,7 +165,7 @@ def in_pages(tiny_dir: Callable[[str], Path]) -> TorchEngine:
 
 
 def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages: TorchEngine) -> None:
-    """The same rows by both ways: prompts, chunks of them, tokens, and tokens that are replayed."""
+    """Both paths compute the same rows: whole prompts, chunks of them, single tokens, and replayed tokens."""
     worker = ShuffledWorker(in_pages)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
     worker.step(tenants[1:4], chunk=30)

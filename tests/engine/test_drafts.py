@@ -100,8 +100,8 @@ def test_drawn_is_drawn_the_tokens_with_drafts_are_those_without(engine: TorchEn
 @needs_kernel
 @pytest.mark.parametrize("engine", ["calls", "calls, a window", "compiled", "replayed"], indirect=True)
 def test_not_taken_never_read_drafts_whose_keys_are_no_numbers_change_nothing(engine: TorchEngine) -> None:
-    """One token's embedding is NaN: as a draft it is behind what is known, in the same page and in the next
-    one, and is not taken."""
+    """One token's embedding is NaN. As a draft it lies behind the known tokens, in the same page or the next,
+    and is not taken."""
     (prompt,) = random_prompts((27,))
     worker = ShuffledWorker(engine)
     (expected,) = worker.run([worker.admit(prompt, TOKENS)], 100)
@@ -207,8 +207,8 @@ def test_mask_is_fold_an_answer_with_drafts_is_held_to_its_grammar_as_without(
 def test_what_a_grammar_forces_is_proposed_and_always_taken(
     speaking: TorchEngine, sampling: Sampling
 ) -> None:
-    """In fewer steps the same answer, of which the fold takes each token once. Nothing is proposed behind its
-    end, nor where nobody asks."""
+    """The answer is the same in fewer steps, and the grammar state advances over each token once. Nothing is
+    proposed behind the answer's end, or without a proposal to fill."""
     worker, prompt = ShuffledWorker(speaking), 1
     (expected,) = worker.run([plain := admitted(worker, NAMED, sampling)], 100)
     assert plain.sequence.proposal is None

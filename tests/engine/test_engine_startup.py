@@ -13,7 +13,7 @@ from baton.engine.loading import engine_loading
 def test_no_grammar_waits_for_the_vocabulary_nor_anybody_with_it(
     tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it is read no other thread goes on."""
+    """The vocabulary is read at startup, since no other thread can run while it is read."""
     read: list[Path] = []
     monkeypatch.setattr(engine_loading, "read_vocabulary", lambda directory, _: read.append(directory))
     model = tiny_dir("llama-gqa-untied")

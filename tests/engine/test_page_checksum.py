@@ -249,7 +249,7 @@ def engine(tiny_engine: MakeEngine) -> TorchEngine:
 @pytest.mark.parametrize("start", [0, 16])
 @pytest.mark.parametrize("chunk", [7, 16, 64])
 def test_a_step_carries_the_sum_on_over_what_it_computed(engine: TorchEngine, chunk: int, start: int) -> None:
-    """Chunk by chunk, beside a row that nobody sums; and the receiver's way gives the same."""
+    """The sum grows chunk by chunk, beside a row without a sum. The receiver's way to sum gives the same."""
     summed, beside = (Sequence(Request("r", (5, *range(39)), 8, sampling=GREEDY), []) for _ in range(2))
     pages, other = [7, 2, 9], [4, 5, 6]
     summed.page_sum = PageSum(start)
@@ -272,7 +272,7 @@ def test_a_step_carries_the_sum_on_over_what_it_computed(engine: TorchEngine, ch
 
 
 def test_a_sum_that_starts_behind_the_prompt_adds_nothing(engine: TorchEngine) -> None:
-    """Everything was held by the receiver before (`zero-page-hand-over`)."""
+    """The receiver had the whole prompt cached before (`zero-page-hand-over`)."""
     whole = PageSum(16)
     engine.sum_pages([PageSumRequest(whole, ([3],), 16)])
     assert (whole.stop, whole.total) == (16, 0)
@@ -289,7 +289,7 @@ ENCODED = changed(WHOLE, encoding="amx")
 def test_an_encoded_page_is_summed_whole_and_every_flipped_bit_is_seen(
     seed: int, data: st.DataObject
 ) -> None:
-    """Also one behind the last position: how elements lie in a page is not known here."""
+    """A bit behind the last position counts, too, since the layout within an encoded page is unknown here."""
     memory = Memory(ENCODED, TOKENS, seed)
     before = total(memory, 16, TOKENS)
     assert before == total(memory, 16, 20) + total(memory, 20, TOKENS) & WORD

@@ -49,7 +49,8 @@ def test_written_before_sent_a_step_ends_when_the_device_has_done_what_was_queue
 def test_no_free_under_write_a_step_that_fails_ends_no_earlier(
     engine: TorchEngine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rooms give their pages back, and other peers may write there: what it has queued must not."""
+    """The rooms of a failed step give their pages back, and other peers may write there. So its queued
+    kernels have to end first."""
 
     def queue_some(_: abc.Sequence[Row]) -> torch.Tensor:
         raise torch.OutOfMemoryError("no memory for the second layer")

@@ -49,7 +49,7 @@ def check_scores(
 def test_a_prompts_scores_are_the_librarys(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str, chunk: int
 ) -> None:
-    """Of several prompts that share every step with one that is not scored, and decodes."""
+    """Several scored prompts share every step with one that is not scored, and with decode rows."""
     prompts = random_prompts(LENGTHS)
     told = scored(ShuffledWorker(tiny_engine(architecture), seed=chunk), prompts, TOP, chunk)
     for prompt, scores in zip(prompts, told, strict=True):

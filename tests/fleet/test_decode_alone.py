@@ -17,7 +17,7 @@ C1, C2 = replace(D1, computes=True), replace(D2, computes=True)
 
 
 def busy(entered: RoomId) -> WorkerLoad:
-    """Of a worker that has no space, and on which many wait."""
+    """Return the load of a decode worker that has no free pages and on which many rooms wait."""
     return WorkerLoad((0,), (0,), 64, running=64, running_max=64, entered=entered, number=1)
 
 
@@ -85,7 +85,7 @@ def test_no_prefill_worker_that_is_ready_holds_it_and_decode_does() -> None:
 
 
 def test_who_waits_is_looked_past_where_nobody_at_all_can_get_a_room() -> None:
-    """`all_full`: decode has no space, or prefill has none and nobody may be served alone."""
+    """`all_full`: decode has no space, or prefill has none and no request may be served by decode alone."""
     stack = registry_of(C1)
     assert not stack.all_full, "it may be asked alone"
     entry = stack.open_room("request", stack.place(NEED), NEED, 0)

@@ -30,14 +30,15 @@ def line_of(claimed: Sequence[QueueKey]) -> Line:
 
 
 def served(line: Line) -> Iterator[QueueEntry[int]]:
-    """All of them, as they are taken."""
+    """Take all entries from the queue, and yield them in the order in which they are served."""
     while (one := line.first()) is not None:
         line.take(one)
         yield one
 
 
 def assert_empty(line: Line) -> None:
-    """Nobody waits, and nothing of those who did is left: the next are served as in a new queue."""
+    """Check that the queue is empty and has no memory of past entries: it serves the next as a new queue
+    does."""
     assert (len(line), line.retried, list(line), line.first()) == (0, 0, [], None)
     assert (line.by_class(), line.in_all()) == (Counter(), NOTHING_QUEUED)
     assert order_of(line) == order_of(Line())
@@ -131,7 +132,7 @@ def test_two_tenants_that_both_wait_get_equal_tokens_but_for_a_request_of_each(
 @MANY
 @given(st.integers(1, 5), st.integers(1, 5))
 def test_no_starvation_no_number_of_new_tenants_keeps_one_from_its_turn(laps: int, present: int) -> None:
-    """Each of which asks for little, and is gone once it is served."""
+    """Each new tenant asks for little, and is gone once it is served."""
     line = Line()
     for number in range(present):
         line.enter(number, QueueKey(0, f"early-{number}".encode(), QUANTUM))
@@ -194,7 +195,7 @@ def test_whoever_leaves_leaves_once_and_nothing_of_it_stays(
 @MANY
 @given(st.lists(claims, max_size=60))
 def test_of_one_tenant_it_is_known_how_many_are_served_before_a_newcomer(claimed: list[QueueKey]) -> None:
-    """Where no class is below them, which would have its part."""
+    """No lower class waits, which would get its share of the turns."""
     line = line_of([QueueKey(0, b"", each.tokens, each.arrived_ms, each.had_room) for each in claimed])
     ahead = line.ahead(QueueKey(0))
     newcomer = line.enter(-1, QueueKey(0))

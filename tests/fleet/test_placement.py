@@ -30,7 +30,7 @@ WORKER: Final = 1_000_000
 
 
 def fleet(workers: int, first: int = 1, tokens_max: int = 100_000) -> Registry:
-    """So many of each side, all ready."""
+    """Return a registry with `workers` ready workers of each side."""
     return registry_of(
         *(
             replace(
@@ -60,7 +60,7 @@ def over(stack: Registry, entry: RoomEntry) -> None:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
-    """Every look at a worker that a placement takes."""
+    """Record every worker that a placement looks at, and return the growing list."""
     looked: list[Worker] = []
 
     def counted(worker: Worker, need: Need) -> int:
@@ -184,7 +184,8 @@ def test_zero_at_idle_nothing_is_kept_of_workers_and_rooms_that_are_gone() -> No
 def best_of_all(
     stack: Registry, need: Need, avoid: Collection[Incarnation]
 ) -> tuple[str, str] | type[Exception]:
-    """What a look at every worker, and at every pair, comes to."""
+    """Return the pair that an exhaustive look at all workers and pairs finds, or the error that placement has
+    to raise."""
     able: list[list[Worker]] = []
     for side in Side:
         ready = [
@@ -233,8 +234,8 @@ def placed(stack: Registry, need: Need, avoid: Collection[Incarnation]) -> tuple
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_side_of_few_dozen_workers_gets_what_a_look_at_all_comes_to(seed: int) -> None:
-    """Of caches of several sizes, with prompts that begin alike, pairs that do not connect, and workers to
-    be avoided."""
+    """Caches have several sizes, prompts share beginnings, some pairs do not connect, and some workers are
+    avoided."""
     draw = random.Random(seed)
     sizes = draw.choice([(2_000,), (1_000, 2_000, 2_016), tuple(range(1_000, 3_000, 7))])
     stack = registry_of(

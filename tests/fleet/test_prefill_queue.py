@@ -98,7 +98,7 @@ def test_no_word_makes_a_time_that_no_message_holds(waiting: int) -> None:
 
 
 def test_of_two_prefill_workers_the_one_with_less_to_compute_gets_it_though_it_holds_more() -> None:
-    """What is computed, and waits for decode to take it, delays nobody."""
+    """Prompts that are computed and wait for decode delay no other prompt."""
     stack = registry_of(P1, P2, D1)
     large, small = Need(600, 700), Need(100, 200)
     first = stack.open_room("request", stack.place(large), large, 0)

@@ -133,7 +133,7 @@ def test_a_conversation_stays_for_as_long_as_less_waits_there_than_it_spares() -
 def test_a_short_beginning_that_all_prompts_share_does_not_bring_them_all_to_one_worker(
     shared: int, at_a_time: int
 ) -> None:
-    """As a system's message does: each of four workers gets its share."""
+    """A system message is such a beginning. Each of four workers gets its share of the prompts."""
     stack = registry_of(
         *(facts(side, number, tokens_max=300_000, rooms_max=99) for side in Side for number in range(1, 5))
     )

@@ -158,7 +158,8 @@ def test_schema_agreed_another_geometry_is_refused_by_field(
 
 @pytest.mark.parametrize("side", Side)
 def test_schema_agreed_another_context_than_the_bootstraps_is_refused_by_name(side: Side) -> None:
-    """Of the first worker already: the bootstrap would accept what the worker cannot hold."""
+    """The first worker is checked already, since the bootstrap would accept prompts that the worker cannot
+    hold."""
     stack = Registry("model", 500, LEASE_MS, KEPT, FAILED_KEPT, context_length=4096)
     worker = replace(P1, side=side, context_length=4096)
     for other in (0, 4095, 8192):
@@ -225,7 +226,7 @@ def test_a_lease_ends_by_silence(stack: Registry) -> None:
 
 
 def test_silence_counts_only_while_somebody_listens(stack: Registry) -> None:
-    """Of a bootstrap that stood still for ten leases each worker is charged a third of one."""
+    """Each worker is charged a third of a lease for the ten leases in which the bootstrap stood still."""
     stack.expired(0)
     stack.expired(LEASE_MS // 2)
     stood_until = LEASE_MS // 2 + 10 * LEASE_MS
@@ -240,7 +241,7 @@ def test_silence_counts_only_while_somebody_listens(stack: Registry) -> None:
 
 
 def test_live_is_not_lost_silence_counts_up_to_what_was_heard(stack: Registry) -> None:
-    """What was said since may wait in a queue of the listener's own."""
+    """Calls that came later may still wait in the bootstrap's own accept queue."""
     for now_ms in range(0, 4 * LEASE_MS, LEASE_MS // 4):
         assert stack.expired(now_ms, accepted_until_ms=LEASE_MS - 1) == []
     stack.renew(P1.incarnation, 4 * LEASE_MS)
@@ -339,7 +340,7 @@ def test_exit_by_starter_nobody_ends_a_process_that_registered_no_digest() -> No
 
 
 def test_exit_by_starter_a_report_ends_one_start_of_a_process_and_no_later_one(stack: Registry) -> None:
-    """In containers every process of a worker has the same name and process id."""
+    """In containers, every process of a worker has the same name and process id."""
     stack.leave(D1.incarnation, None, 0)
     again = replace(D1, incarnation=Incarnation(7), exit_digest=OTHER_DIGEST)
     stack.register(again, 0)
@@ -502,7 +503,7 @@ def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> No
 
 
 def holding(stack: Registry) -> tuple[int, int]:
-    """What a request may take in decode, of the largest worker ever and of the largest now."""
+    """Return the most tokens of a request on the largest decode worker ever, and on the largest one now."""
     return stack.tokens_max(Side.DECODE), stack.tokens_max_now(Side.DECODE)
 
 

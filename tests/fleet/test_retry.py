@@ -20,7 +20,7 @@ from baton.rooms.reasons import REASONS
 BOTH = {Side.PREFILL, Side.DECODE}
 BOUNDS = RetryBounds(rooms_max=3, wait_s=1.0)
 PAUSE = 0.363416
-"""In every process."""
+"""Expected pause of a request, seconds. It is the same in every process."""
 
 
 def test_the_clients_own_ends_and_ours_are_final() -> None:

@@ -47,14 +47,14 @@ def names(pair: Pair) -> tuple[str | None, str]:
 
 
 def opened(stack: Registry, need: Need = NEED) -> tuple[str | None, str]:
-    """Of a room that is opened now, and stays open."""
+    """Open a room now that stays open, and return the names of its workers."""
     pair = stack.place(need)
     stack.open_room("request", pair, need, 0)
     return names(pair)
 
 
 def full(stack: Registry, worker: WorkerFacts) -> None:
-    """It says that all of its pages are taken."""
+    """Report a load of the worker in which all of its pages are taken."""
     taken = WorkerLoad((0,), (0,), 8, running=64, running_max=64, entered=RoomId(0), number=1)
     stack.update_load(worker.incarnation, taken, 0)
 
@@ -121,7 +121,7 @@ def test_a_side_of_weight_nothing_gets_no_room_while_another_serves_and_all_when
 
 
 def test_where_all_others_are_to_be_avoided_a_side_of_weight_nothing_is_not() -> None:
-    """What failed on those is tried anew."""
+    """A request that failed on the other processes is tried on one whose weight for this side is zero."""
     stack = registry_of(*A, *B)
     stack.weigh("both-0", 100)
     stack.weigh("both-1", 0)

@@ -24,7 +24,8 @@ PAGE, PAGES = 16, 64
 TOKENS = PAGE * PAGES
 NEED = Need(40, 1_000)
 BEGINS = 5 * PAGE
-"""Of NEED: the pages of 40 tokens and of a page more, and one to grow into."""
+"""Positions that a room of NEED begins with: three pages for its 40 tokens, one page more, and one to grow
+into."""
 
 
 def sized(facts: WorkerFacts, pages: int = PAGES) -> WorkerFacts:
@@ -50,7 +51,7 @@ def sent(stack: Registry, need: Need = NEED) -> RoomEntry:
 
 
 def brought(stack: Registry, need: Need = NEED) -> RoomEntry:
-    """By the bootstrap itself, at once."""
+    """Open a room that the bootstrap delivers to its workers at once."""
     entry = sent(stack, need)
     stack.mark_delivered(entry.id, Side)
     return entry
@@ -210,7 +211,7 @@ def test_a_request_that_was_retracted_begins_where_its_margin_is_free_too() -> N
 
 
 def test_a_request_that_was_retracted_waits_in_no_workers_short_queue() -> None:
-    """There it would begin as soon as what it had fits."""
+    """In such a queue it would begin as soon as its old tokens fit, without its margin."""
     stack = stack_of(D)
     stack.update_load(D.incarnation, load(free=0, running=9), 0)
     with pytest.raises(NoCapacity):
@@ -262,15 +263,15 @@ def test_a_room_begins_with_what_is_granted_and_with_a_page_for_each_choice(
 
 @dataclass
 class WorkerBook:
-    """What a worker does with its pages, as far as it matters here: whoever comes first is granted first."""
+    """A model of a decode worker's pages: rooms are granted pages in the order in which they come."""
 
     free: int = PAGES
     rooms: list[RoomId] = field(default_factory=list)
-    """Not granted yet."""
+    """Rooms that were not granted pages yet, in order."""
     held: dict[RoomId, int] = field(default_factory=dict)
     told: int = 0
     worst: int = 0
-    """Most that waited."""
+    """Most rooms that waited at a time."""
 
     def enter(self, room: RoomId) -> None:
         self.rooms.append(room)
@@ -341,7 +342,7 @@ def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_worker_does_not_idle_while_somebody_waits(seed: int) -> None:
-    """Each room ends as it is told: whatever it leaves is given to the next."""
+    """Rooms end in a random order, and the pages of each are given to the next waiting room."""
     draw, worker, stack = random.Random(seed), WorkerBook(), stack_of(D)
     stack.update_load(D.incarnation, worker.load(), 0)
     for _ in range(60):
@@ -362,7 +363,7 @@ def test_a_worker_does_not_idle_while_somebody_waits(seed: int) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of every worker that is asked whether a room could begin."""
+    """Record the tokens of each check whether a room could begin on a worker, and return the growing list."""
     looks: list[int] = []
     begins = WorkerUsage.can_start
 

@@ -35,12 +35,12 @@ PARTS: Final = {
     "speed": 200.0,
     "checks": 90.0,
 }
-"""Each part, and the longest that it may take, in seconds."""
+"""Parts of the kit, with the longest time that each may take, seconds."""
 BUDGET_S: Final = 540.0
 GRACE_S: Final = 10.0
-"""For a part to end by itself once its time is over."""
+"""Time for a part of the kit to end by itself after its budget, seconds."""
 WORTH_S: Final = 5.0
-"""Less is not begun with."""
+"""Least time that is left for a part to be started, seconds."""
 NO_DEVICE: Final = 2
 
 

@@ -36,7 +36,7 @@ THERE: Final = ("torch", "transformers")
 """Packages that the machine has, with their dependencies: other versions might not fit them. Dependencies
 of those depend on versions, and are carried where Baton needs them."""
 TESTING: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
-"""For the tests that are marked gpu, and for `tests/conftest.py`."""
+"""Packages that the tests marked `gpu` and `tests/conftest.py` need."""
 NIXL: Final = "nixl-cu"
 LEFT_OUT: Final = re.compile(r"nixl_ep(_cu\d+)?/|[^/]+\.data/headers/|[^/]+\.libs/ucx/libucx_perftest")
 """Files of NIXL's wheel that are left out."""
@@ -72,7 +72,8 @@ def packages(python: str, machine: str, cuda: str) -> Pins:
 
 
 def environment(python: str, machine: str) -> Mapping[str, str]:
-    """For markers: another machine than this one, maybe."""
+    """Return the values of environment markers for the machine that the bundle is for, which may be another
+    one."""
     return {
         "python_version": python,
         "python_full_version": f"{python}.0",

@@ -13,7 +13,7 @@ FILES: Final = (
     "tests/engine/test_cuda.py",
     "tests/engine/test_kv_cache.py",
 )
-"""Those that have any."""
+"""Test files that have tests marked `gpu`."""
 
 
 def run(kit: Kit) -> None:

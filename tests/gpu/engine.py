@@ -84,7 +84,8 @@ def _compare(kit: Kit, directory: Path, dtype: str, found: Finding) -> None:
 
 
 def _load(kit: Kit, directory: Path, dtype: str) -> TorchEngine:
-    """After its warm-up. Replays and a kernel are there where this device, or its twin, has them."""
+    """Load an engine and warm it up. It has replays and a kernel where the device, or its stand-in, supports
+    them."""
     if kit.on_gpu:
         engine = load_engine(
             directory,

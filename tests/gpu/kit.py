@@ -12,17 +12,17 @@ from typing import Any
 from tests.gpu.findings import CannotRun, Findings
 
 MARGIN_S = 5.0
-"""Before the end of a part's time: what it started ends by then."""
+"""Time before the end of a part by which all that it started has ended, seconds."""
 
 
 @dataclass(frozen=True)
 class Kit:
-    """One run of one part."""
+    """State of one run of one part: its device, its folder and its findings."""
 
     device: str
     """"cpu" or "cuda:N"."""
     folder: Path
-    """For what it makes: models, logs."""
+    """Folder for models and logs that the kit makes."""
     findings: Findings
 
     @property

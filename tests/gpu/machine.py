@@ -46,7 +46,8 @@ if worker == 0:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
 """
 NOT_FORKED: Final = "no worker is forked from here"
-"""Then each is started by its command, which takes some seconds more: nothing is wrong."""
+"""Text of the finding when an import has used CUDA before a fork. Workers are then started by command, which
+takes some seconds more and is no fault."""
 
 
 def run(kit: Kit) -> None:

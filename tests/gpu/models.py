@@ -13,7 +13,7 @@ from tests.engine.test_equals_reference import PLACED
 from tests.models.eight_heads import EIGHT_HEADS
 
 FIRST: Final = ("llama-gqa-untied", "mistral, window", "qwen3-moe", "gpt-oss", "gpt2-learned-positions")
-"""One of each kind, before more of the same."""
+"""Model structures that are tried first: one of each kind."""
 
 EIGHT_BILLION: Final = LlamaConfig(
     vocab_size=128_256,
@@ -44,11 +44,11 @@ SMALL: Final = LlamaConfig(
     eos_token_id=None,
     pad_token_id=None,
 )
-"""For a CPU, where only the kit is tried."""
+"""Shape of the model for a CPU, where only the kit itself is tried."""
 
 
 def anatomies() -> Iterator[tuple[str, PreTrainedConfig]]:
-    """Each that the CPU's tests use, by name, the most telling first."""
+    """Yield each model structure that the CPU's tests use, by name, those in FIRST first."""
     types = {name: entry.make() for name, entry in TYPES.items()}
     every = {**tiny_models.ARCHITECTURES, "llama-eight-heads": EIGHT_HEADS, **types, **PLACED}
     yield from ((name, every[name]) for name in FIRST)
@@ -56,8 +56,8 @@ def anatomies() -> Iterator[tuple[str, PreTrainedConfig]]:
 
 
 def has_experts(config: PreTrainedConfig) -> bool:
-    """In bfloat16 rounding chooses among those of nearly one score, and what follows is another text: tokens
-    say nothing there."""
+    """Return whether the model has experts. Rounding in bfloat16 then picks other experts of nearly equal
+    score, so tokens cannot be compared."""
     text = config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     return any((getattr(text, name, None) or 0) > 1 for name in names)
@@ -76,7 +76,7 @@ def unweighted(config: PreTrainedConfig, directory: Path) -> Path:
 
 
 def with_tokenizer(directory: Path, vocabulary: int) -> Path:
-    """Give it one of so many tokens: the bytes, and words that no text has."""
+    """Save a tokenizer with `vocabulary` tokens in the directory: the bytes, and words that no text has."""
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces += [f"w{number}" for number in range(vocabulary - len(pieces))]
     backend = Tokenizer(models.BPE(vocab={piece: id_ for id_, piece in enumerate(pieces)}, merges=[]))

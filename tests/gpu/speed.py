@@ -27,7 +27,7 @@ CONTEXT_BYTES: Final = GIB
 """Memory that CUDA and its libraries take in each process."""
 MOST_S: Final = 100.0
 CALLS: Final = "--no-compiled"
-"""On a CPU: no kernel is compiled for the kit's sake."""
+"""Flag for runs on a CPU, so that no kernel is compiled for the kit alone."""
 
 
 def run(kit: Kit) -> None:

@@ -41,7 +41,7 @@ ANSWER_S: Final = 60.0
 WORKERS: Final = ("prefill-0", "decode-0", "decode-1")
 STARTS_S: Final = 45.0
 SMALLER: Final = 4
-"""A CPU, where only the kit is tried, is asked for so many times less."""
+"""Divisor of the work on a CPU, where only the kit itself is tried."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,8 @@ async def _all(url: str, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _killed(stack: Served, found: Finding) -> None:
-    """The same stream twice, the second time with a death in it."""
+    """Check that a stream goes on with the same tokens when its decode worker is killed, against an unbroken
+    one."""
     unbroken, _ = _stream(stack, "unbroken", kill=False)
     broken, victim = _stream(stack, "broken", kill=True)
     with httpx.Client(base_url=stack.url, timeout=ANSWER_S, trust_env=False) as client:

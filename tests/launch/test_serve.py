@@ -118,7 +118,7 @@ async def test_exit_by_starter_a_launcher_gets_a_file_for_its_ranks_and_no_diges
 
 
 async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused_tcp_port: int) -> None:
-    """It still reads its parts' output, and restarts parts that end."""
+    """The launcher still reads its parts' output, and restarts parts that end."""
     parts.behaviour["prefill"] = "talks"
     full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
     serve, _ = stack(parts, unused_tcp_port, to=full)
@@ -208,7 +208,7 @@ sys.exit(run(stack(parts, int(sys.argv[2]))[0].serve))
 
 
 async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tcp_port: int) -> None:
-    """It also restores the terminal's cursor, which a step's spinner had hidden."""
+    """The second Ctrl-C also restores the terminal's cursor, which a step's spinner had hidden."""
     command = [sys.executable, "-c", SERVES, str(parts.journal_file), str(unused_tcp_port), "deaf"]
     ours, theirs = os.openpty()
     with subprocess.Popen(command, stdout=theirs) as process:

@@ -36,20 +36,20 @@ class Written:
     phase: RoomPhase
     cause: Cause | None
     tables: int
-    """In how many of its tables it is."""
+    """Number of the registry's tables that hold the room."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookStanding:
     rooms: Mapping[RoomId, Written]
     idle: bool
-    """No room is open, and no worker is charged with one."""
+    """Whether no room is open and no worker is charged with one."""
     holders: frozenset[tuple[int, Incarnation]]
-    """(side, incarnation) of who holds a lease."""
+    """Workers that hold a lease, as (side, incarnation)."""
     overdue: bool
-    """Some room has ended, and not every worker has reported it retired."""
+    """Whether some room has ended and not every worker has reported it retired."""
     departed: frozenset[tuple[int, Incarnation]]
-    """(side, incarnation) of whose process is taken for gone, so that others reuse memory on it."""
+    """Workers whose process is believed gone, as (side, incarnation). Others reuse memory on that belief."""
 
 
 class Book:
@@ -86,7 +86,7 @@ class Book:
         return ""
 
     def namesake(self, side: int) -> str:
-        """Another process gets the name of a worker that fell silent, and falls silent itself."""
+        """Register another process by the name of a worker that fell silent, and let it fall silent, too."""
         facts = self._facts(side, NAMESAKE)
         self._registry.register(facts, 0)
         self._registry.leave(facts.incarnation, None, 0)
@@ -100,7 +100,7 @@ class Book:
         return ""
 
     def charged(self, side: int, incarnation: Incarnation) -> int:
-        """For how many rooms it is still waited."""
+        """Return the number of rooms that the registry still charges to the worker."""
         return len(self._registry.worker(_named(side, incarnation)).rooms)
 
     # ---- rooms
@@ -116,7 +116,8 @@ class Book:
         return entry.id
 
     def end(self, room: RoomId, reason: Reason | None) -> tuple[int, ...] | None:
-        """None if it had ended before; else the sides that may hold it and can be told."""
+        """End the room. Returns None if it had ended before, else the sides that may hold it and can be
+        told."""
         cause = None if reason is None else Cause(reason, "as the world tells")
         if not self._registry.end(room, cause, 0):
             return None
@@ -134,8 +135,8 @@ class Book:
         return ""
 
     def untold(self) -> tuple[RoomId, ...]:
-        """Rooms whose opener says nothing: which both workers gave back, or, if there are none, which have
-        been open for longest."""
+        """Return rooms whose opener says nothing: those that both workers gave back, or else those that have
+        been open too long."""
         self._registry.orphans(0)
         rooms = self._registry.orphans(OUTCOME_MS) or self._registry.orphans(OPEN_MS_MAX)
         return tuple(entry.id for entry in rooms)

@@ -28,7 +28,7 @@ SILENT: Final = frozenset({"ballot"})
 
 
 class Cast(Generic[S]):
-    """All ranks of one side, or all registries, that the search has met."""
+    """All states of ranks of one side, or of registries, that the search has met."""
 
     def __init__(self, check: Callable[[S, S, Deed], None]) -> None:
         """`check`: of what stood before a deed and what stands after it."""

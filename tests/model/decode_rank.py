@@ -49,7 +49,7 @@ has these."""
 _NOT_TAKEN = 255
 """Token of a wrong draft."""
 PROMPT: Final = -1
-"""In place of a choice: a step computes a part of the room's prompt."""
+"""Stands for a choice in a step that computes a part of the room's prompt."""
 CLAIM: Final = ("claim",)
 _LATE_MS = 1 << 50
 """Time by which every proof is overdue, in milliseconds."""
@@ -134,7 +134,8 @@ class DecodeRank(Rank[WatchedRoom]):
         return ""
 
     def compute_here(self, room: RoomId) -> str:
-        """Not empty: its sender is to be told so."""
+        """Let decode compute the room's prompt itself. Returns an empty text, or "claimed" if the sender has
+        to be told."""
         self.side.compute_here(room, 1, 1, "")
         return "claimed" if any(facts == CLAIM for _, facts in self._carry_out()) else ""
 
@@ -195,7 +196,7 @@ class DecodeRank(Rank[WatchedRoom]):
         return content(room, page, self._strips[strip])
 
     def step_ends(self) -> str:
-        """Every sequence of the batch has drawn a token."""
+        """End the step: every sequence of the batch draws a token."""
         step, self._step = self._step, []
         for room, choice, drafts in step:
             held = self._roster.get(room)

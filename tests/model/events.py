@@ -75,7 +75,8 @@ def begin(world: World) -> State:
 
 
 def is_motion(label: Label) -> bool:
-    """While such events are to come, no deadline passes but as a trouble."""
+    """Return whether the event is a motion. While motions are to come, a deadline passes only as a
+    trouble."""
     return bool(label[0] != "issue")
 
 
@@ -192,7 +193,7 @@ def _land(world: World, state: State, rank: int, flight: Flight) -> State:
 
 
 def patient(world: World, state: State, side: int) -> Steps:
-    """Nothing moves: whatever deadline runs, it passes."""
+    """Yield the events in which a deadline passes although nothing moves."""
     for rank, standing in enumerate(world.standings(state, side) if side in awake(state) else ()):
         for room, at in standing.rooms.items():
             if at.phase in LIVE:

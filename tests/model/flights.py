@@ -35,17 +35,17 @@ V = TypeVar("V")
 
 
 def exposure(receiver: Incarnation, number: int, rank: int) -> Incarnation:
-    """Under which name a rank of a decode worker exposes its memory for the `number`-th time."""
+    """Return the id under which a rank of a decode worker exposes its memory for the `number`-th time."""
     return Incarnation((receiver * _TIMES + number) * _RANKS + rank)
 
 
 def exposed_anew(exposure: Incarnation) -> Incarnation:
-    """Under which name the same memory is exposed the next time."""
+    """Return the id under which the same memory is exposed the next time."""
     return Incarnation(exposure + _RANKS)
 
 
 def exposed_before(exposure: Incarnation) -> Incarnation:
-    """Under which name it was the last time."""
+    """Return the id under which the same memory was exposed the time before."""
     return Incarnation(exposure - _RANKS)
 
 

@@ -34,7 +34,8 @@ class Looked(Exception):
 
 
 class Hidden:
-    """In place of what is not to be looked at. It can be handed on, and no more."""
+    """A stand-in for a value that code must not look at. It can be passed on, and any other use raises
+    Looked."""
 
     def _looked(self, *_: object) -> NoReturn:
         raise Looked
@@ -70,9 +71,9 @@ class Part:
     across: list[tuple[Make, bool]] = field(default_factory=list)
     """Events that look at the rest of the state as well, and whether each is no trouble."""
     broken: Broken | None = None
-    """The first law that one of them breaks."""
+    """The first law that one of the events breaks, if any."""
     moves: bool = False
-    """Something happens without a deadline."""
+    """Whether something happens without a deadline."""
     turns: bool = False
     """A turn changes something."""
 

@@ -57,7 +57,7 @@ def connected(world: World, state: State, message: Message, answer: str) -> Stat
 
 
 def doubted(world: World, state: State) -> State:
-    """The next room connects anew."""
+    """Return the state in which the next room connects anew, since the connection is doubted."""
     if world.scope.ways and state.way is Way.CONNECTED:
         return state.with_way(Way.UNKNOWN)
     return state
@@ -71,7 +71,7 @@ def exposed_anew(world: World, state: State) -> State:
 
 
 def not_connected(world: World, state: State, message: Message) -> State:
-    """Nobody answered."""
+    """Return the state after a connect request that nothing answered."""
     _, _, receiver, _, then = message
     if receiver != state.peers[DECODE]:
         return state
@@ -136,7 +136,8 @@ def claim(state: State, room: RoomId) -> State:
 
 
 def claim_refused(state: State, message: Message, answer: str) -> State:
-    """One that comes before its room is kept for it, as a grant is."""
+    """Return the state after a refused claim. A claim that comes before its room is kept for it, as a grant
+    is."""
     room = message[2]
     if answer == "PeerFault":
         raise Broken(Law.MINE_OR_GRANTED, f"room {room} is claimed, and was granted")

@@ -13,7 +13,8 @@ def died(world: World, state: State, side: int) -> State:
 
 
 def left(world: World, state: State, side: int) -> State:
-    """All ranks agreed to leave: nothing that anybody waits for may end with them."""
+    """Return the state after all ranks agreed to leave. Raises Broken if something that others wait for would
+    end with them."""
     cut = lost(world, state, side, state.peers[side], "left")
     if cut:
         raise Broken(Law.DRAIN_KEEPS_PROMISES, f"{SIDES[side]} leaves, and rooms {cut} still run on it")

@@ -60,7 +60,8 @@ class PrefillRank(Rank[WritingRoom]):
         self._sums = scope.sums
         self._pages = scope.prompt_pages
         self._prompt = (1,) * max(scope.prompt_pages, 1)
-        """One of which no page is sent has a token, too: its receiver is said to hold it, and counts none."""
+        """The prompt. It has a token even if no page of it is sent: its receiver then has it cached, and
+        counts no pages."""
         self._told_ways = scope.ways
         self._steps = scope.steps
         self._air = Airspace.of(scope, rank)
@@ -120,7 +121,8 @@ class PrefillRank(Rank[WritingRoom]):
         slot: int,
         reached: frozenset[Incarnation],
     ) -> str:
-        """Not empty: why it was refused. The leader gives the answer. `reached`: as for `connect`."""
+        """Apply a grant, and return the reason of its refusal or an empty text. The leader's is the answer.
+        `reached`: as for `connect`."""
         roster = self._roster
         if not self._told_ways and room in roster and roster.get(room).peer == receiver:
             self._connect(receiver, exposure, reached)
@@ -163,7 +165,7 @@ class PrefillRank(Rank[WritingRoom]):
         return ""
 
     def step_ends(self) -> str:
-        """Every prompt of the batch is computed."""
+        """End the step: every prompt of the batch is computed."""
         for room in self._step:
             self.side.computed(room, len(self._prompt), Token(FIRST_TOKEN), 0)
         self._step = []

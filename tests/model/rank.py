@@ -53,7 +53,7 @@ class Rank(ABC, Generic[R]):
         self._opened: set[RoomId] = set()
         self._forgotten: set[RoomId] = set()
         self._cancelled: set[RoomId] = set()
-        """Before they were opened."""
+        """Rooms that were cancelled before they were opened."""
 
     @property
     def _roster(self) -> Roster[R]:
@@ -68,7 +68,8 @@ class Rank(ABC, Generic[R]):
     # ---- commands, the same on every rank
 
     def open(self, room: RoomId, peer: Incarnation, *about: Any) -> str:
-        """Not empty: why it was refused, as in all commands. `about`: what else this side is told."""
+        """Open a room, and return the reason of its refusal or an empty text, as all commands do. `about`:
+        further facts for this side."""
         try:
             opened = self.side.open(room, self._asked(room), peer, 0, ends_ms=self._ends_ms)
         except Refusal as error:
@@ -110,14 +111,14 @@ class Rank(ABC, Generic[R]):
     # ---- what happens to this rank alone
 
     def fail(self, room: RoomId) -> str:
-        """Something here tells of a failure, perhaps of a room that is over."""
+        """Note a failure that this rank sees, perhaps of a room that is over."""
         self.side.note(room, Failed(Cause(self.SEES, "seen here")))
         return ""
 
     # ---- a turn
 
     def ballot(self, late: RoomId | None) -> tuple[int, ...]:
-        """See and vote. `late`: the room whose deadline has passed here."""
+        """Collect evidence and return this rank's ballot. `late`: the room whose deadline has passed here."""
         with self._expired(late):
             return tuple(self._ballot().encode())
 
@@ -145,7 +146,7 @@ class Rank(ABC, Generic[R]):
 
     @contextmanager
     def _expired(self, room: RoomId | None) -> Iterator[None]:
-        """For the length of one turn, and on this rank, `room` is past its deadline."""
+        """Put `room` on this rank past its deadline for the length of one turn."""
         late = [each for each in self._roster if each.id == room]
         for each in late:
             each.deadlines = _PASSED
@@ -171,7 +172,7 @@ class Rank(ABC, Generic[R]):
         return Standing(here, past, self.nothing_held(), bool(self._step), self.side.draining, self._left)
 
     def _check_tables(self) -> None:
-        """Every table tells of the same rooms (`one-retire`), and none of one that never came."""
+        """Check that every table has the same rooms (`one-retire`), and none that never came."""
         roster, holdings = self._roster, self._holdings
         here = {room.id for room in roster}
         strangers = here - self._opened
@@ -230,7 +231,7 @@ class Rank(ABC, Generic[R]):
 
     @abstractmethod
     def _compute(self) -> None:
-        """Every rank's engine is free."""
+        """Compute the next step. Called when every rank's engine is free."""
 
     @abstractmethod
     def _do(self, request: Any) -> list[tuple[RoomId, Told]]:

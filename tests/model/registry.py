@@ -90,13 +90,13 @@ def claimed(state: State, room: RoomId) -> State:
 
 
 def orphaned(state: State, room: RoomId) -> State:
-    """Whoever opened the room is gone, and with it the streams: both sides see them break."""
+    """Return the state after the room's opener is gone with its streams, which both sides see break."""
     entry = state.rooms[room - 1]
     return cancel(state.with_room(room, Entry(Known.ORPHANED, entry.peers)), room, CALLED_OFF)
 
 
 def untold(world: World, state: State) -> State:
-    """Rooms that nobody has ended are."""
+    """Return the state after the registry ends rooms that were left open without a word."""
     written, rooms = _write(world, state, (), "untold")
     gone = [room for room in rooms if state.rooms[room - 1].known is Known.ORPHANED]
     for room in gone:
@@ -114,7 +114,7 @@ def running(state: State) -> list[RoomId]:
 
 
 def running_on(state: State, side: int, incarnation: Incarnation) -> list[RoomId]:
-    """Those of them that the registry placed on a worker, and that need it."""
+    """Return the running rooms that the registry placed on a worker and that need it."""
     rooms = [(room, state.rooms[room - 1]) for room in running(state)]
     needed = [each for each in rooms if side == DECODE or each[1].known is not Known.LOCAL]
     return [room for room, entry in needed if entry.peers[side] == incarnation]
@@ -128,7 +128,7 @@ def _ended(world: World, state: State, room: RoomId, reason: Reason | None) -> S
 
 
 def _heard(world: World, state: State, room: RoomId, reason: Reason | None) -> State:
-    """Another outcome of a room that has one, or of which nobody is left to tell it."""
+    """Check that the registry refuses another outcome of a room that is over."""
     if state.rooms[room - 1].known is not Known.OVER:
         return state
     state, told = _write(world, state, None, "end", room, reason)

@@ -42,7 +42,7 @@ class Budget:
     revocations: int = 0
     """A room's proof is overdue while things still move. (When nothing moves it always can be.)"""
     orphans: int = 0
-    """Whoever opened a room goes away without a word."""
+    """Number of rooms whose opener may disappear without a message."""
     drains: int = 0
     """A worker is asked to finish its rooms and to leave; another takes its place."""
     forgets: int = 0
@@ -76,7 +76,7 @@ class Scope:
     """One line about what is explored."""
     senders: Topology = _ONE
     receivers: Topology = _ONE
-    """The ranks of either side: who writes what to whom follows from these."""
+    """Topology of the receiver's ranks. Which rank writes what to which follows from both topologies."""
     kv_heads: int = 0
     """KV heads of the model. 0: one for each tensor rank of the larger side. Fewer heads are shared by
     several ranks."""
@@ -89,9 +89,9 @@ class Scope:
     timed: bool = False
     """The receiver is told when a request's time is over, which is never."""
     pages: int = 1
-    """Of each receiver rank."""
+    """Number of pages of each receiver rank."""
     slots: int = 1
-    """Of each receiver rank."""
+    """Number of slots of each receiver rank."""
     sender_pages: int = 2
     sums: bool = False
     """The receiver's ranks are told different checksums, so that each gets a record of its own."""
@@ -113,7 +113,7 @@ class Scope:
     steps: bool = False
     """A step of either engine takes time, and may run while its room ends. False: it ends in its turn."""
     receiver_steps: bool = False
-    """The same of the receiver's engine alone."""
+    """Whether a step of the receiver's engine alone takes time, as with `steps`."""
     tokens: int = 1
     """Steps of the receiver's engine until a sequence ends; of every other choice, one more."""
     choices: int = 1
@@ -125,7 +125,7 @@ class Scope:
     other write."""
     budget: Budget = Budget()
     depth: int | None = None
-    """Explore so many events deep only."""
+    """Largest number of events in a row that are explored."""
     slow: bool = False
     """More than three seconds: for `make test-all`."""
     large: bool = False
@@ -139,7 +139,7 @@ class Scope:
 
     @property
     def drains_only(self) -> bool:
-        """Whoever leaves was asked to."""
+        """Return whether a worker leaves only after it was asked to drain."""
         budget = self.budget
         others = (budget.silences, budget.stalls, budget.sender_deaths, budget.receiver_deaths)
         return bool(budget.drains) and not any(others)

@@ -122,8 +122,8 @@ class Search:
         return self._packing.unpack(self._states[number])
 
     def _check_ends(self, found: Found) -> None:
-        """From every state the ordinary course of things can lead to where all rooms have ended and nothing
-        is held, and before the last room is issued to where it is served: no further trouble is needed."""
+        """Check that from every state, without further trouble, all rooms can end with nothing held. Before
+        the last room is issued, it must be able to be served."""
         idle, served, waiting = bytearray(), bytearray(), bytearray()
         for word in self._states:
             is_idle, is_served, is_waiting = self._following.end(word)

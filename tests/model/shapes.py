@@ -47,7 +47,8 @@ def layouts(scope: Scope, side: int) -> tuple[KvLayout, ...]:
 
 @cache
 def asked(scope: Scope, room: RoomId) -> Request:
-    """For a token a page of its prompt; each choice is drawn until STOP_TOKEN."""
+    """Return the request of a room: a prompt of one token per page, and choices that are drawn until
+    STOP_TOKEN."""
     return Request(
         f"request-{room}",
         (room if scope.cached else 1,) * scope.prompt_pages,

@@ -24,7 +24,7 @@ Row = tuple[Any, int, int]
 
 
 def pages_of(holdings: Holdings, room: ReceivingRoom) -> list[PageId]:
-    """All that the room holds, of whichever choice."""
+    """Return all pages that the room holds, of all its choices."""
     if room.id not in holdings:
         return []
     holding = holdings.get(room.id)
@@ -81,7 +81,7 @@ def _age(room: ReceivingRoom) -> tuple[int, int]:
 
 
 class BeforeStep:
-    """One rank, before space is made for its next step."""
+    """The state of one rank before space is made for its next step, to check which rooms are retracted."""
 
     def __init__(self, receiving: ReceivingSide[Any], rows: Sequence[Row]) -> None:
         self._rows = rows
@@ -117,8 +117,8 @@ class BeforeStep:
             raise Broken(Law.OLDEST_GOES_ON, text)
 
     def _check_count(self, retracted: Sequence[ReceivingRoom]) -> None:
-        """No more than it takes, with what is about to be given back anyway; and no fewer, while there are
-        others than the oldest."""
+        """Check that no more rooms are retracted than needed, with pages about to be given back counted, and
+        no fewer while others than the oldest run."""
         if retracted and self._suffices(retracted[1:]):
             text = f"room {retracted[0].id} is retracted, and there are pages enough without"
             raise Broken(Law.OLDEST_GOES_ON, text)

@@ -32,11 +32,11 @@ class Standing:
     past: frozenset[RoomId]
     """Rooms that were here once and have left."""
     idle: bool
-    """Nothing is held, and every count is what it was at the start."""
+    """Whether nothing is held and every count is what it was at the start."""
     stepping: bool
     draining: bool
     left: bool
-    """All ranks agreed to leave."""
+    """Whether all ranks agreed to leave."""
     flying: tuple[Flight, ...] = ()
     """Sender: writes that may still land."""
     owing: frozenset[RoomId] = frozenset()
@@ -64,7 +64,7 @@ class Standing:
         return self.rooms.get(room)
 
     def over(self, room: RoomId) -> bool:
-        """Nothing that is said about the room can make a difference any more."""
+        """Return whether no further news of the room can make a difference."""
         at = self.rooms.get(room)
         return room in self.past if at is None else at.phase is Phase.FAILED
 
@@ -73,7 +73,7 @@ NEWS: Final = frozenset({"fail", "grant", "quiet", "cancel", "close", "end_choic
 """Deeds that tell of one room."""
 
 REMEMBERED: Final = frozenset({"cancel", "close"})
-"""Those that are kept for a room that has not come yet."""
+"""Commands that are remembered for a room that has not come yet."""
 
 
 def check_step(before: Standing, after: Standing, did: tuple[Any, ...]) -> None:

@@ -120,7 +120,7 @@ def _lose(world: World, state: State, message: Message) -> State:
 
 
 def is_missed(world: World, state: State, message: Message) -> bool:
-    """Somebody waits for the answer to a message, and makes something of it that none comes."""
+    """Return whether a caller waits for the answer to this message and acts if none comes."""
     if message[1] == "grant":
         at = world.standings(state, DECODE)[0].at(message[2])
         return at is not None and at.phase in LIVE and at.cause is None
@@ -128,8 +128,9 @@ def is_missed(world: World, state: State, message: Message) -> bool:
 
 
 def misses(world: World, state: State, message: Message) -> State:
-    """Whoever waits for an answer to a message gives up. It may have arrived, or arrive still: an open whose
-    caller is gone is not obeyed, and a connect that comes late tells nothing new (`strays`)."""
+    """Return the state after the sender of a message gives up waiting for the answer. The message may have
+    arrived, or arrive later. An open whose caller is gone is not obeyed, and a late connect has nothing new
+    (`strays`)."""
     _, deed, room, *_ = message
     match deed:
         case "open":
@@ -183,8 +184,8 @@ def _drain(world: World, state: State, side: int) -> State:
 
 
 def _forgets(world: World, state: State, side: int) -> Steps:
-    """All ranks of a worker at once. No call lives as long as what is remembered: a grant under way may find
-    a room that its close had called off."""
+    """Yield the event in which all ranks of a worker forget remembered rooms. A grant under way excludes it,
+    since it may find a room that its close had cancelled."""
     if side not in awake(state) or (side == PREFILL and any(message[1] == "grant" for message in state.mail)):
         return
     yield ("forget", side), partial(_forget, world, side=side)

@@ -46,16 +46,15 @@ RowResult = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], tu
 
 
 def turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None = None) -> State:
-    """See, vote, agree, act, compute, on every rank. `late`: (rank, room) whose deadline has passed there.
-
-    A turn that did no more than queue rooms is taken together with the next."""
+    """Run one turn on every rank: collect evidence, vote, agree, act, compute. `late`: (rank, room) whose
+    deadline has passed there. A turn that did no more than queue rooms is taken together with the next."""
     return taken(world, state, side, late)[0]
 
 
 def taken(
     world: World, state: State, side: int, late: tuple[int, RoomId] | None = None
 ) -> tuple[State, tuple[str, ...]]:
-    """A turn, and the leader's answers to those who wait for its end."""
+    """Return the state after a turn, and the leader's answers to callers that wait for its end."""
     ranks, done, answers, _ = agree(world, side, state.ranks(side), late)
     return _did(world, state, side, ranks, done), answers
 
@@ -98,7 +97,8 @@ def _failed(world: World, state: State, side: int, room: RoomId) -> State:
 
 
 def _check_told(world: World, before: State, after: State, side: int, room: RoomId) -> None:
-    """Whoever is not granted, since its receiver computes the room itself, hears so."""
+    """Check that a prefill room that will not be granted, because decode computes it, is told so before its
+    deadline."""
     budget, entry = world.scope.budget, before.rooms[room - 1]
     if side == DECODE or not budget.claims or budget.silences or world.scope.ways:
         return  # who is called off may be told that it was late
@@ -156,8 +156,8 @@ def catch_up(world: World, state: State) -> State:
 
 
 def deliver(world: World, state: State, message: Message, *, repeat: bool = False) -> State:
-    """A message reaches the bootstrap, or a command all ranks. `repeat`: it is under way once more, and
-    nobody reads this answer."""
+    """Deliver a message to the bootstrap, or a command to all ranks. `repeat`: the message stays under way,
+    and this answer is not read."""
     side, deed, *about = message
     following = state if repeat else state.take(message)
     if side == BOOTSTRAP:
@@ -185,8 +185,8 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
 def connect(
     world: World, state: State, message: Message, *, repeat: bool = False, unreached: int | None = None
 ) -> State:
-    """All ranks connect, and agree in that turn on what became of it: only then is it answered. `unreached`:
-    the rank that cannot reach the receiver's memory."""
+    """Return the state after all ranks connected and agreed in that turn on the result, which is then
+    answered. `unreached`: the rank that cannot reach the receiver's memory."""
     _, _, receiver, exposure, _ = message
     do = world.casts[PREFILL].do
     reached = world.reached(state)
@@ -209,7 +209,7 @@ def ask_close(world: World, state: State, close: Close) -> State:
 
 
 def _command(world: World, state: State, side: int, deed: str, about: list[Any]) -> tuple[str, State]:
-    """All ranks obey, and the leader's answer is heard."""
+    """Let all ranks obey a command, and return the leader's answer with the next state."""
     ways = world.scope.ways
     told: tuple[Any, ...] = (deed, *about)
     if deed == "open" and side == DECODE and ways:
@@ -245,7 +245,7 @@ def _decode_did(
 
 
 def _check_alike(side: int, done: Sequence[tuple[Done, ...]]) -> None:
-    """Every rank settles the same verdicts."""
+    """Check that every rank settles the same verdicts."""
     moves = [[(room, effect) for room, effect, _ in each] for each in done]
     if all(each == moves[0] for each in moves):
         return

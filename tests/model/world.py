@@ -35,11 +35,11 @@ class Known(IntEnum):
 
     UNISSUED = 0
     CALLED = 1
-    """Both workers were asked for it."""
+    """Both workers were asked to serve the room."""
     LOCAL = 5
-    """Prefill's part of it has ended: decode computes it, and nobody else is needed for it."""
+    """Prefill's part of the room has ended, since decode computes it. No other worker is needed for it."""
     ORPHANED = 4
-    """Whoever opened it is gone, and said nothing."""
+    """The opener of the room is gone without a message."""
     OVER = 3
     """The outcome is known, and the other side has been cancelled if necessary."""
 
@@ -87,7 +87,7 @@ class State(NamedTuple):
     stalled: bool = False
     """The prefill worker stands still."""
     draining: int | None = None
-    """The side whose worker was asked to leave, and has not."""
+    """The side whose worker was asked to leave and has not left."""
     book: int = 0
     """The registry's tables, in `World.books`."""
     lag: Lag | None = None
@@ -226,7 +226,7 @@ class World:
         return idle, state.stalled, state.rooms[-1].known is Known.UNISSUED and not state.stalled
 
     def side_idle(self, state: State, side: int) -> bool:
-        """On this side every room has ended, and every count is what it was at the start."""
+        """Return whether on this side every room has ended and every count is back at its start."""
         return all(standing.idle for standing in self.standings(state, side))
 
 
@@ -245,7 +245,8 @@ def check_target(flight: Flight, there: Standing) -> None:
 
 
 def check_writers(senders: Sequence[Standing]) -> None:
-    """One rank writes a room's records and seals; these when every rank has written all its pages of it."""
+    """Check that one rank writes a room's records and seals. Seals come after every rank has written all its
+    pages of the room."""
     telling = {
         (rank, flight.room, flight.kind)
         for rank, standing in enumerate(senders)
@@ -266,7 +267,7 @@ def check_writers(senders: Sequence[Standing]) -> None:
 
 
 def one_rank(world: World, state: State, side: int, rank: int, deed: tuple[Any, ...]) -> State:
-    """One rank alone does something."""
+    """Return the state after one rank alone carries out `deed`."""
     ranks = list(state.ranks(side))
     ranks[rank], _ = world.casts[side].do(ranks[rank], deed)
     return state.with_ranks(side, ranks)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from tests.engine.tiny_models import save
 
 VOCABULARY: Final = 1024
-"""Of the tokenizer's, the first."""
+"""Number of the tokenizer's first tokens that the model has."""
 CONTEXT: Final = 2048
 
 EIGHT_HEADS: Final = LlamaConfig(

@@ -125,7 +125,7 @@ def rows_of(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> Iterator[s
 
 
 def _grouped(reasons: Iterator[tuple[str, str]]) -> Iterator[str]:
-    """By reason, those with the most types first."""
+    """Yield table rows of the reasons with their model types, those with the most types first."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for kind, words in reasons:
         kinds[words].append(kind)

@@ -31,15 +31,15 @@ HEADS: Final = 4
 WIDTH: Final = 64
 HEAD_DIM: Final = 16
 SPREAD: Final = 0.3
-"""Of random weights: the tokens that are drawn vary."""
+"""Standard deviation of random weights, large enough that the drawn tokens vary."""
 PARAMETERS_MAX: Final = 100_000_000
 
 Fields = dict[str, Any]
 
 REACHES: Final = ("sliding_window", "attention_chunk_size", "window_size")
-"""On where they are released so."""
+"""Fields that are a window's length. They are set where the released model sets them."""
 DECODER: Final[Fields] = {"is_decoder": True, "is_encoder_decoder": False}
-"""Of types that are more: what draws text is what is looked at."""
+"""Fields that reduce an encoder-decoder model to its decoder, which draws the text."""
 TEXT: Final[Fields] = {
     "vocab_size": VOCABULARY,
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim"), WIDTH),
@@ -70,7 +70,7 @@ TEXT: Final[Fields] = {
     "pad_token_id": 0,
     "decoder_start_token_id": 0,
 }
-"""What bounds the size of a language model, and what makes it one that draws without end."""
+"""Fields that decide the size of a language model, and those that keep it from ending an answer."""
 TOWER: Final[Fields] = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "embed_dim", "d_model", "projection_dim"), 32),
     **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers", "num_layers"), 1),
@@ -96,7 +96,8 @@ TOWER: Final[Fields] = {
     "deepstack_visual_indexes": [0],
     "fullatt_block_indexes": [0],
 }
-"""The same of what a container has beside its text, which is let go."""
+"""Fields that decide the size of a container model's other parts, such as its vision tower. Baton drops those
+parts."""
 
 QWEN_WINDOWS: Final[Fields] = {
     "use_sliding_window": True,
@@ -129,17 +130,18 @@ BESIDE: Final[Mapping[str, Fields]] = {
 
 
 def causal_types() -> list[str]:
-    """Every type for which the library has a definition that draws text from text."""
+    """Return every type for which the library has a causal language model."""
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def container_types() -> list[str]:
-    """Every type of models that read images, too, around a language model of its own."""
+    """Return every type of models that read images, too, around a language model of its own."""
     return [kind for kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if is_container(kind)]
 
 
 def released(kind: str) -> PreTrainedConfig:
-    """As a model of this type is released, but that one with an encoder has its decoder alone."""
+    """Return the configuration with which this type is released. A type with an encoder has its decoder
+    alone."""
     made = CONFIG_MAPPING[kind]
     whole = made()
     alone = {key: value for key, value in DECODER.items() if _has(whole, key)}
@@ -213,7 +215,7 @@ def _small(released: PreTrainedConfig, sizes: Fields, beside: Fields) -> Fields:
 
 
 def _source_of(released: PreTrainedConfig) -> str:
-    """Of the definition beside it."""
+    """Return the source of the modeling file beside the configuration's file."""
     module = type(released).__module__.replace("configuration_", "modeling_")
     __import__(module)
     return inspect.getsource(sys.modules[module])
@@ -233,7 +235,8 @@ def _lists(released: PreTrainedConfig) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def patterned(released: Sequence[Any], count: int) -> list[Any]:
-    """The first `count` of what each layer is, but with one of every kind there is, as far as they go."""
+    """Return one value for each of `count` layers. They are the first released ones, of which the last make
+    room for kinds that are missing."""
     kinds = [value for place, value in enumerate(released) if value not in released[:place]]
     chosen = list(released[:count])
     missing = [kind for kind in kinds if kind not in chosen][: count - 1]
@@ -241,7 +244,7 @@ def patterned(released: Sequence[Any], count: int) -> list[Any]:
 
 
 def _turned(turns: Fields, head_dim: int) -> Fields:
-    """Rotations as they are released, but that sections of them divide so many dimensions of a head."""
+    """Return rotary settings as released, with their sections scaled to a head of `head_dim` dimensions."""
     told = {
         key: _turned(value, head_dim) if isinstance(value, dict) else value for key, value in turns.items()
     }
@@ -277,8 +280,8 @@ def save(config: PreTrainedConfig, directory: Path) -> Path:
 
 
 def _repeats(model: Any) -> bool:
-    """Whether hardly anything follows a token but itself: an embedding that is the head, too, outweighs the
-    layers."""
+    """Return whether an embedding shared with the head outweighs the layers, so that a token is mostly
+    followed by itself."""
     tokens = torch.arange(3, VOCABULARY)[None]
     with torch.inference_mode(), suppress(Exception):  # those that cannot are refused later, in words
         logits = model(input_ids=tokens).logits

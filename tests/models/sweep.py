@@ -61,7 +61,8 @@ def outcome_of(kind: str) -> Outcome:
 
 
 def refused_as_released(kind: str) -> Outcome | None:
-    """What is refused by its configuration needs no model."""
+    """Return the outcome of a type that is refused by its released configuration, so that no model has to be
+    made."""
     config = recipes.released(kind)
     missing = needs_of(config.to_dict())
     if ONE_TEXT in missing:

@@ -308,7 +308,7 @@ def test_a_gguf_file_that_is_cut_in_its_header(tmp_path: Path) -> None:
 
 
 def test_another_name_of_a_type_has_the_same_facts(model: Path) -> None:
-    """If a file leaves out sizes, the library's defaults of the type count."""
+    """Both names get the library's default sizes of the type when the file leaves them out."""
     found = []
     for kind in ("kimi_k2", "deepseek_v3"):
         (model / "config.json").write_text(json.dumps({"model_type": kind}))

@@ -53,7 +53,7 @@ def test_answers_are_those_of_generate(tmp_path: Path, kind: str) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(SWEEP_S + 60)
 def test_what_the_page_says_of_some_types_is_what_comes_of_them() -> None:
-    """Of those that are served: `make verify-models` has them all."""
+    """A sample of all types is tried here. `make verify-models` tries them all."""
     text = PAGE.read_text(encoding="utf-8")
     told = rows(text)
     some = sorted(told)[::EVERY]
@@ -69,7 +69,7 @@ def rows(text: str) -> dict[str, str]:
 
 
 def swept(kinds: Sequence[str] = ()) -> dict[str, Outcome]:
-    """What comes of these types, or of all."""
+    """Return the outcomes of trials of these types, or of all types, by type."""
     command = [sys.executable, "-m", "tests.models", "--json", *kinds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SWEEP_S, check=True)
     return {kind: Outcome.of(told) for kind, told in json.loads(done.stdout.splitlines()[-1]).items()}

@@ -45,9 +45,9 @@ LONG, SHORT = 512, 40
 """Chunks."""
 SPLITS: Final = (Topology(2), Topology(1, 2))
 LOGPROBS: Final = 1e-2
-"""So far a log probability may be from the library's: rounding, many times over."""
+"""Largest difference from the library's logprob, which many roundings can add up to."""
 VARIED: Final = 12
-"""So many different log probabilities at least have to be among the answers, or they tell little."""
+"""Fewest different logprobs in the answers. With fewer, equal answers would prove little."""
 TOLD: Final = Sampling(temperature=0.0, top_logprobs=1)
 
 Answer = list[tuple[int, float]]
@@ -60,26 +60,26 @@ class TrialVerdict(StrEnum):
     WRONG = "wrong"
     """Served, and otherwise than by the library."""
     BROKEN = "broken"
-    """It ends in an error that is no refusal."""
+    """The trial ended in an error that is no refusal."""
     UNTRIED = "not tried"
-    """No tiny model of it is made."""
+    """No tiny model of the type can be made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one model."""
+    """Outcome of the trial of one model."""
 
     verdict: TrialVerdict
     words: str
-    """By which way it is computed; why it is refused; or what is wrong."""
+    """The execution path of a served model, the reason of a refusal, or the fault."""
     sights: tuple[str, ...] = ()
-    """What is special in how its layers look."""
+    """Special features of its layers' attention, such as windows."""
     ranks: tuple[str, str] = ("", "")
     """Why it is not served by two tensor-parallel ranks, and by two stages; nothing where it is."""
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> "Outcome":
-        """The other way round of `dataclasses.asdict`, through JSON."""
+        """Return the outcome that `dataclasses.asdict` and JSON made these fields of."""
         first, second = told["ranks"]
         return cls(TrialVerdict(told["verdict"]), told["words"], tuple(told["sights"]), (first, second))
 
@@ -116,7 +116,7 @@ def try_model(directory: Path, crew: Crew | None = None) -> Outcome:
 
 
 def over_ranks(crew: Crew, topology: Topology, directory: Path, expected: Sequence[Answer]) -> Iterator[str]:
-    """Where so many ranks answer otherwise than `expected`."""
+    """Yield a text if this many ranks answer with other tokens than `expected`."""
     told = crew.play(topology, rank_scenarios.answers, directory, prompts(), OUTPUT_TOKENS, (SHORT,), 2**24)
     tokens = [[token for token, _ in answer] for answer in expected]
     if any(each["outputs"] != [tokens] for each in told):
@@ -165,8 +165,8 @@ def sights_of(engine: TorchEngine) -> Iterator[str]:
 def differences(
     engine: TorchEngine, asked: Sequence[Sequence[int]], expected: Sequence[Answer]
 ) -> Iterator[str]:
-    """Where the engine answers otherwise than `expected`: alone and together, in long and short chunks, after
-    a hand-over, behind another's prefix."""
+    """Yield each setting in which the engine's answers differ from `expected`. Prompts run alone and
+    together, in long and short chunks, after a hand-over, and behind another's prefix."""
     if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
         yield "its answers hardly vary: they tell nothing"
     for chunk in (LONG, SHORT):
@@ -218,7 +218,7 @@ def _apart(how: str, seen: Sequence[Answer], expected: Sequence[Answer]) -> Iter
 
 
 def beside(engine: TorchEngine, kernel: PagedKernel | None = None) -> TorchEngine:
-    """The same model over other pages, of which nothing is kept for the next step."""
+    """Return an engine of the same model over other pages, which stores no state for the next step."""
     pages = PagedKvCache(engine.cache.group, engine.cache.pages, engine.model.device)
     execution = engine.execution
     return TorchEngine(
@@ -227,7 +227,8 @@ def beside(engine: TorchEngine, kernel: PagedKernel | None = None) -> TorchEngin
 
 
 def generated(directory: Path, attention: str = EAGER) -> list[Answer]:
-    """What the library's `generate` answers, each prompt alone, by an attention of its definition."""
+    """Return the answers of the library's `generate`, each prompt alone. `attention`: implementation that it
+    uses."""
     model = _reference(directory, attention)
     settings = GenerationConfig(max_new_tokens=OUTPUT_TOKENS, do_sample=False, pad_token_id=0)
     return [list(_continued(model, prompt, settings)) for prompt in prompts()]

@@ -19,7 +19,7 @@ KINDS: Final = ("story", "model", "sim", "suite")
 
 
 def line(outcome: Outcome, mutant: Mutant | None) -> dict[str, Any]:
-    """What is told of one outcome."""
+    """Return the printed fields of one mutant's outcome."""
     found = outcome.found
     said: dict[str, Any] = {"name": outcome.name}
     if mutant is not None:
@@ -34,7 +34,7 @@ def line(outcome: Outcome, mutant: Mutant | None) -> dict[str, Any]:
 
 
 def summary(outcomes: Iterable[Outcome], mutants: Iterable[Mutant]) -> dict[str, Any]:
-    """One object for all of them."""
+    """Return one JSON object for all outcomes."""
     known = {mutant.name: mutant for mutant in mutants}
     caught, missed, untrue = {}, [], []
     for each in outcomes:

@@ -19,12 +19,12 @@ from tests.mutants.mutant import ROOT, Check
 STORIES: Final = ROOT / "tests" / "stories"
 NAMED: Final = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
 PATIENCE_S: Final = 5.0
-"""For what a mutant keeps from coming: a test that waits for it has failed then."""
+"""Time that a test waits for an event which the mutant may prevent, seconds. The test has then failed."""
 QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", f"--timeout={4 * PATIENCE_S:g}")
 """The time-out is above the tests' own patience: where it strikes within grpc the process may crash."""
 TAIL_CHARS: Final = 4000
 ROOMS: Final = 100
-"""Of a run of the simulation."""
+"""Number of rooms in one run of the simulation."""
 
 
 @dataclass(frozen=True, slots=True)

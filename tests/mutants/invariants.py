@@ -33,4 +33,4 @@ INVARIANTS: Final = frozenset(_NAMES.split())
 FIELD_DEFECTS: Final = frozenset(
     {"slot-zero", "terminal-creates-nothing", "gate-before-agree", "one-retire", "failure-is-agreed"}
 )
-"""Those that were broken by the five defects this project starts from."""
+"""Invariants that were broken by the five field defects from which this project starts."""

@@ -15,7 +15,8 @@ from tests.suite.marks import starts
 BUDGET_S: Final = 240.0
 """Longest time for one mutant, seconds. The slowest takes ten on an idle core, which others may share."""
 TOGETHER_S: Final = 900.0
-"""For all stories, or all tests, that see some mutant, one after the other on the source as it is."""
+"""Longest time for all stories or all tests that see some mutant, one after the other on the unchanged
+source, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Outcome:
     seconds: float
 
     def catches(self, mutant: Mutant) -> bool:
-        """By the invariant that it was made for, and telling what the field's report tells."""
+        """Return whether the mutant was caught by its own invariant, with the symptom of its field report if
+        it has one."""
         if self.found is None or self.found.invariant != mutant.invariant:
             return False
         return mutant.report is None or mutant.report.symptom in self.found.trace
@@ -41,7 +43,7 @@ class Outcome:
 class Errand:
     name: str
     mutant: Mutant | None
-    """None: the source as it is."""
+    """The mutant to run, or None for the source as it is."""
     checks: Sequence[Check]
     budget_s: float = BUDGET_S
 
@@ -61,8 +63,7 @@ def errands(mutants: Iterable[Mutant]) -> list[Errand]:
 
 
 def controls(mutants: Iterable[Mutant]) -> list[Errand]:
-    """Each of the mutants' checks once, on the source as it is: the stories in one go, and the tests of the
-    suite."""
+    """Return errands that run each of the mutants' checks once on the unchanged source."""
     checks = dict.fromkeys(check for mutant in mutants for check in mutant.checks)
     stories = [check for check in checks if check.kind == "story"]
     tests = dict.fromkeys(test for check in checks if check.kind == "suite" for test in check.what.split())
@@ -75,7 +76,7 @@ def controls(mutants: Iterable[Mutant]) -> list[Errand]:
 
 
 def judge(all_errands: Iterable[Errand], jobs: int) -> Iterator[Outcome]:
-    """As they come."""
+    """Run all errands, `jobs` at a time, and yield each outcome as soon as it is there."""
     with ThreadPoolExecutor(jobs) as lanes:
         running = [lanes.submit(each.run) for each in all_errands]
         for each in as_completed(running):

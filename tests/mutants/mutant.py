@@ -32,18 +32,18 @@ class Report:
     thread: str
     tells: str
     symptom: str
-    """What the report tells of, as it reads in the trace."""
+    """The reported symptom, as it reads in the trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     name: str
     slip: str
-    """Which slip of a programmer it is."""
+    """The programmer's mistake that the mutant stands for."""
     invariant: str
     edits: Sequence[Edit]
     checks: Sequence[Check]
-    """In this order, until one finds something."""
+    """Checks that run in this order until one finds something."""
     report: Report | None = None
 
     def sources(self) -> dict[Path, str]:

@@ -42,7 +42,7 @@ class _Finder(MetaPathFinder):
 
 
 def put_in_place(mutant: Mutant) -> None:
-    """For the rest of this process. Raises Drifted."""
+    """Make later imports in this process compile the mutant's source. Raises Drifted if it does not fit."""
     for path, source in mutant.sources().items():
         module = module_name(path)
         if module in sys.modules:

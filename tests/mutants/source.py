@@ -63,7 +63,7 @@ class Source:
                 self._define(each, outer)
 
     def spans(self, edit: Edit, name: tuple[str, ...]) -> list[Span]:
-        """Every match of the edit within the definitions of this name."""
+        """Return every match of the edit within the definitions of this name."""
         before, after = _parsed(edit.before), _parsed(edit.after)
         both = (_expression(before), _expression(after))
         found: list[Span] = []
@@ -147,7 +147,8 @@ def mutated(name: str, edits: Sequence[Edit]) -> dict[Path, str]:
 
 
 def find(name: str, place: str) -> tuple[Source, tuple[str, ...]]:
-    """The one file that defines a place, and the qualified name in it. `name`: of the mutant."""
+    """Return the one file that defines a place, and the qualified name in it. `name`: of the mutant, for
+    errors."""
     parts = tuple(place.split("."))
     found = [
         (source_of(path), rest)
@@ -163,7 +164,8 @@ def find(name: str, place: str) -> tuple[Source, tuple[str, ...]]:
 
 
 def _rests(parts: tuple[str, ...], module: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """What may be the name within this module, with each beginning of the module's own name taken off."""
+    """Yield the names that `parts` may have within the module, one for each beginning of the module's name
+    that is cut off."""
     for count in range(min(len(parts), len(module)) + 1):
         rest = parts[count:]
         if parts[:count] == module[:count] and (rest or count == len(module)):
@@ -244,7 +246,7 @@ def _expressions(root: ast.AST, wanted: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _walk(root: ast.AST) -> Iterator[ast.AST]:
-    """All nodes, but those within a formatted string, whose positions Python 3.11 does not give."""
+    """Yield all nodes except those within an f-string, whose positions Python 3.11 does not give."""
     yield root
     if not isinstance(root, ast.JoinedStr):
         for each in ast.iter_child_nodes(root):

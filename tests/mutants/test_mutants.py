@@ -39,7 +39,8 @@ OF_NO_ROOM = frozenset(
         "text-is-not-token",
     }
 )
-"""What no schedule of rooms can show: it is about the way in, or about what is told of a process."""
+"""Invariants that no schedule of rooms can show broken. They are about handling requests, or about reports on
+a process."""
 PLAYED = ("the_slot_alone_is_fenced", "any_exposure_will_do")
 """The model's ways to them are played as stories."""
 
@@ -84,7 +85,7 @@ def test_a_way_to_a_broken_law_can_be_played_as_a_story(outcomes: dict[str, Outc
 def test_a_way_through_memory_that_is_taken_back_can_be_played_as_a_story(
     outcomes: dict[str, Outcome],
 ) -> None:
-    """As far as the product goes: it takes the memory back, and the next room gets the same page."""
+    """The story ends with the product's part: it revokes the memory, and the next room gets the same page."""
     played = _played(outcomes["any_exposure_will_do"])
     assert "# the proof is overdue: decode's leader asks for the memory back" in played
     assert "r0 failed -> retired, release" in played or "all failed -> retired, release" in played

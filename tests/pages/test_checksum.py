@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.pages.kv_checksum import WORD, KvChecksum, key, lane, mix, multiplier, nonzero_sum, word_bytes
 
 WORDS_MAX = 256
-"""Of a vector: 512 numbers of two bytes."""
+"""Most words in one vector: 512 numbers of two bytes each."""
 U64 = st.integers(0, WORD)
 
 

@@ -26,7 +26,7 @@ TOKENS = (1, 2, 3, 4, 5)
 
 
 def of(blocks: int) -> PageCounts:
-    """The pages of so many blocks, by group."""
+    """Return the number of pages of so many blocks, by group."""
     return tuple(blocks * each for each in EACH)
 
 
@@ -46,7 +46,7 @@ def at_idle(holdings: Holdings) -> bool:
 
 
 def cut(pages: PageTables, begin: int, end: int) -> PageTables:
-    """Of the room's blocks from `begin` to `end`."""
+    """Return the pages of the room's blocks from `begin` up to `end`, by group."""
     return tuple(table[begin * each : end * each] for table, each in zip(pages, EACH, strict=True))
 
 
@@ -63,7 +63,7 @@ def named(pages: PageTables) -> list[Named]:
 
 
 def states(holdings: Holdings, pages: PageTables) -> list[list[PageState]]:
-    """By group."""
+    """Return the state of each page, by group."""
     return [[pool.state(page) for page in table] for pool, table in zip(holdings.pools, pages, strict=True)]
 
 
@@ -175,7 +175,7 @@ def test_shared_is_read_only_what_others_read_is_not_exposed() -> None:
 
 
 def holdings_with(shared: int) -> Holdings:
-    """Room 7 holds 4 pages, of which so many were cached."""
+    """Return holdings in which room 7 holds 4 blocks, of which `shared` were cached."""
     holdings = holdings_of()
     received(holdings, RoomId(6))
     holdings.give_back(RoomId(6))
@@ -298,14 +298,14 @@ class HoldingsMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.holdings = holdings_of()
         self.writable: dict[RoomId, frozenset[Named]] = {}
-        """By room: pages that its sender may still write to."""
+        """Pages that a room's sender may still write to, by room."""
         self.salts: dict[RoomId, int] = {}
         self.tokens: dict[RoomId, tuple[int, ...]] = {}
-        """Of the rooms that hold pages."""
+        """Tokens of each room that holds pages, by room."""
         self.contents: dict[Named, tuple[int, ...]] = {}
-        """By page: under which salt, what lies there, and all that it was computed from."""
+        """Expected content of each page: its salt, then all tokens it was computed from."""
         self.distrusted: set[PageId] = set()
-        """Blocks that are known, and that nobody is to begin with."""
+        """Blocks that are known, but that no new room may begin with."""
 
     def fill(self, room: RoomId) -> None:
         """The room's own pages hold its tokens."""
@@ -315,7 +315,7 @@ class HoldingsMachine(RuleBasedStateMachine):
                 self.contents[group, table[place]] = self.expected(room, group, place)
 
     def expected(self, room: RoomId, group: int, place: int) -> tuple[int, ...]:
-        """What the room's page of a group at `place` is to hold."""
+        """Return the content that page `place` of the room in this group has to have."""
         return (self.salts[room], *self.tokens[room][: (place + 1) * PAGE_TOKENS // EACH[group]])
 
     def check_shared(self, room: RoomId) -> None:

@@ -50,7 +50,7 @@ class Handover:
     receivers: list[KvLayout]
     first: int
     end: int
-    """Of the room."""
+    """End of the room's tokens, exclusive."""
     cuts: list[int]
     """Positions, ascending, whole pages of the smaller size in every group but for the last: the first is
     where the prefix ends or behind it, the last the room's end."""
@@ -74,8 +74,8 @@ SIZES: Final = [(2, 2), (1, 1), (3, 3), (1, 3), (2, 4), (2, 6), (3, 6)]
 
 @st.composite
 def handovers(draw: st.DrawFn) -> Handover:
-    """Of one group or two, which have layers of their own, as many heads or a multiple, and vectors of their
-    own lengths."""
+    """Draw a hand-over of one or two KV groups. Each has its own layers and vector lengths, and as many heads
+    as the first or a multiple."""
     ids = st.lists(st.integers(0, 30), min_size=1, max_size=3, unique=True).map(sorted).map(tuple)
     heads = draw(ids)
     groups, others = [], []
@@ -111,8 +111,8 @@ def handovers(draw: st.DrawFn) -> Handover:
 
 
 def filled(group: KvGroup, table: Sequence[int], first: int, positions: range) -> bytes:
-    """The memory of a group in which the pages of `table` hold `positions`, of which the table's first page
-    begins with `first`. Each vector says whose it is; the rest is noise."""
+    """Return the memory of a group in which the pages of `table` hold `positions`. `first`: the position with
+    which the first page begins. Each vector has its own content, and the rest is noise."""
     memory = bytearray([NOISE]) * ((max(table, default=-1) + 3) * group.page_bytes)
     for position in positions:
         page, token = divmod(position - first, group.page_tokens)
@@ -157,7 +157,8 @@ def test_every_byte_reaches_its_place_in_every_receiver_rank_once_and_nothing_el
 
 @given(handovers())
 def test_runs_that_could_be_one_are_one(handover: Handover) -> None:
-    """Of pages of one size. Of others, within a piece: where a larger page ends, the next one may go on."""
+    """With pages of one size, neighbouring runs are merged. With other sizes this holds within a piece, since
+    the next larger page may be its neighbour."""
     plan = plan_hand_over(handover.senders, handover.receivers)
     for sender, receiver in product(range(len(handover.senders)), range(len(handover.receivers))):
         tables = handover.sources[sender], handover.targets[receiver]
@@ -174,7 +175,8 @@ def test_runs_that_could_be_one_are_one(handover: Handover) -> None:
 
 
 def counts(plan: HandoverPlan, senders: int, receivers: int, pages: int) -> Iterator[list[int]]:
-    """By sender rank, then receiver rank: runs for so many pages that lie apart on both sides."""
+    """Yield the numbers of runs for `pages` pages that are scattered on both sides, by sender rank, then
+    receiver rank."""
     source, target = range(0, 2 * pages, 2), range(1, 3 * pages, 3)
     for sender in range(senders):
         each = [plan.between(sender, receiver) for receiver in range(receivers)]
@@ -241,7 +243,7 @@ def test_runs_break_where_either_side_does() -> None:
 
 @pytest.mark.parametrize("size", [8, 16, 32])
 def test_a_part_of_a_larger_page_goes_strip_by_strip(size: int) -> None:
-    """Of pages of one size nothing is a part."""
+    """With pages of one size, no page is a part of another, so it goes in one run."""
     between = plan_hand_over([LAYOUT], [changed(LAYOUT, page_tokens=size)]).between(0, 0).groups[0]
     runs = between.runs([0, 1], [2] * 4, 0, 16, 32)
     strips = len(GROUP.planes) * len(GROUP.layers) * len(GROUP.heads)
@@ -363,7 +365,7 @@ def test_schema_agreed_the_ranks_of_one_side_are_alike(side: str, field: str, va
 
 
 def test_schema_agreed_encoded_pages_go_whole_or_not_at_all() -> None:
-    """Between any ranks, but not into pages of another size."""
+    """Encoded pages go between any ranks, but not into pages of another size."""
     encoded = changed(LAYOUT, encoding="amx")
     with pytest.raises(LayoutMismatch, match=r"page_tokens differs: .* encoding amx go whole"):
         plan_hand_over([encoded], [changed(encoded, page_tokens=32)])
@@ -378,7 +380,7 @@ def test_layers_by_id_as_many_under_other_ids_do_not_map(field: str) -> None:
 
 
 def test_layers_by_id_every_head_of_every_layer_has_a_sender() -> None:
-    """Each layer and each head is somewhere among the senders, but not this head of this layer."""
+    """Each layer and each head has a sender, but not this head of this layer."""
     senders = [changed(LAYOUT, layers=(0,)), changed(LAYOUT, layers=(1,), heads=(0, 2))]
     with pytest.raises(LayoutMismatch, match="head 1 of layer 1, held by the receiver alone") as caught:
         plan_hand_over(senders, [LAYOUT])

@@ -17,12 +17,13 @@ SALT = 2**127 + 5
 
 
 def both(pages: tuple[PageId, ...]) -> PageTables:
-    """Of two groups, of which the second has two pages for one of the first, numbered like that."""
+    """Return tables of two groups. The second group has two pages for each page of the first, numbered from
+    it."""
     return pages, tuple(PageId(SIZE * page + each) for page in pages for each in range(SIZE))
 
 
 def tree_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> PrefixTree:
-    """Of (tokens, pages), each entered by a room that has ended."""
+    """Return a prefix tree of these (tokens, pages), each entered by a room that has ended."""
     tree = PrefixTree((SIZE,))
     for tokens, pages in sequences:
         tree.unpin(tree.enter(tokens, (page_ids(*pages),), 0).way)
@@ -183,7 +184,8 @@ def test_divergence_detected_the_pages_of_every_group_are_in_the_digest() -> Non
 
 
 class Trees(RuleBasedStateMachine):
-    """Two ranks of two groups beside the plainest model: every known beginning, by salt and tokens."""
+    """Two ranks' trees of two groups beside a plain model: the set of all known beginnings, by salt and
+    tokens."""
 
     @initialize()
     def start(self) -> None:

@@ -57,14 +57,15 @@ def slot_of(record: MetadataRecord) -> bytearray:
 
 
 def correct(slot: bytearray) -> None:
-    """What a peer that means it would do: its checksum holds for whatever it wrote."""
+    """Make the slot's checksum right for its content, as a malicious peer could."""
     slot[CRC_OFFSET:SEAL_OFFSET] = struct.pack("<I", zlib.crc32(slot[:CRC_OFFSET]))
 
 
 def seen(
     slot: bytes | bytearray, room: RoomId, generation: Generation
 ) -> MetadataRecord | type[Exception] | None:
-    """What reading a slot came to; anything but the two errors is raised, whether it is summed or not."""
+    """Return the record that is read from a slot, or the type of its error. Any error but two is raised, with
+    the checksum checked or not."""
     with suppress(RecordCorrupt, RecordForeign):
         unsummed = read_slot(memoryview(slot), room, generation, check_sum=False)
         assert unsummed is None or len(unsummed.alternatives) <= ALTERNATIVES_MAX
@@ -91,7 +92,7 @@ def test_what_fits_is_read_as_it_was_packed(record: MetadataRecord) -> None:
 
 @given(st.binary(min_size=SLOT_BYTES, max_size=SLOT_BYTES), U64, U64)
 def test_noise_is_unwritten(slot: bytes, room: RoomId, generation: Generation) -> None:
-    """But for a chance of 2^-64: no noise is taken for a seal."""
+    """Random bytes are a valid seal with a chance of 2^-64 only."""
     assert seen(slot, room, generation) is None
 
 
@@ -157,7 +158,7 @@ def test_a_count_past_the_limit_is_corrupt_whatever_its_checksum(record: Metadat
 
 @given(records(), st.binary(min_size=CRC_OFFSET - 24, max_size=CRC_OFFSET - 24))
 def test_any_content_of_a_peer_that_lies_is_bounded(record: MetadataRecord, content: bytes) -> None:
-    """Its header, seal and checksum are right, and all between is noise."""
+    """The header, seal and checksum are right, and all between them is random."""
     slot = slot_of(record)
     slot[24:CRC_OFFSET] = content
     correct(slot)

@@ -51,7 +51,7 @@ R = TypeVar("R", bound=Any)
 
 
 class Memory:
-    """One rank's, a region for each group."""
+    """One rank's memory, with a region for each group."""
 
     def __init__(self, layout: KvLayout) -> None:
         self.regions = [bytearray(PAGES * group.page_bytes) for group in layout.groups]
@@ -118,7 +118,7 @@ def hand_over(
     max_tokens: int = 6,
     further_seeds: tuple[int, ...] = (),
 ) -> tuple[Grant, MetadataRecord]:
-    """From its opening to its admission. What was granted, and the record."""
+    """Hand over one room from its opening to its admission. Returns the grant and the record."""
     receiver, grant = granted(receiving, ROOM, max_tokens, further_seeds)
     sender = sending.open(ROOM, receiver.request, RECEIVER, 0)
     between = plan_hand_over([THEIRS], [OURS]).between(0, 0)

@@ -16,7 +16,7 @@ MakeGroups = Callable[[int], Awaitable[list[RankGroup]]]
 
 
 class Script(Protocol):
-    """What one rank does."""
+    """An async function that one rank runs with its group."""
 
     async def __call__(self, group: RankGroup) -> object: ...
 
@@ -31,14 +31,14 @@ async def loopback_groups(size: int) -> list[RankGroup]:
 
 
 async def gloo_groups(size: int) -> list[RankGroup]:
-    """All ranks in this process, each with its own sockets and thread."""
+    """Return the groups of all ranks in this process, each with its own sockets and thread."""
     port = free_port()
     joins = (GlooGroup.join(rank, size, "127.0.0.1", port, GROUP_TIMEOUT_S) for rank in range(size))
     return list(await asyncio.gather(*joins))
 
 
 async def play(groups: list[RankGroup], script: Script) -> list[object]:
-    """Every rank's outcome, by rank; an exception is an outcome too."""
+    """Run the script on every rank, and return the outcomes by rank. An exception is an outcome, too."""
     return await asyncio.gather(*(script(group) for group in groups), return_exceptions=True)
 
 

@@ -25,7 +25,7 @@ IDLE_S = 3
 
 
 def run(said: Path, rank: int, size: int, port: int, timeout_s: float, behaviour: str) -> None:
-    """What is said goes to the file `said`."""
+    """Run one rank with this behaviour. It writes its lines to the file `said`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     uvloop.run(live(said, rank, size, port, timeout_s, behaviour))
 

@@ -14,7 +14,7 @@ PATIENCE_S = 60
 
 
 async def turns_without_end(group: RankGroup, rng: random.Random) -> str:
-    """How it ended, in the group's words."""
+    """Take turns until the group breaks, and return the text of its error."""
     try:
         while True:
             commands = bytes(rng.choice([0, 10, 5000]))

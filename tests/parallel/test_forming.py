@@ -114,7 +114,7 @@ async def test_a_difference_that_loading_shows_ends_every_rank() -> None:
 
 
 class Vague(Exception):
-    """A step broke, and nobody knows why."""
+    """Error of a step that broke for an unknown reason."""
 
 
 async def vague() -> None:

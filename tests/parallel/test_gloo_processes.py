@@ -52,7 +52,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 async def test_the_leader_waits_for_what_it_sent_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether commands and the verdict before them arrived, it learns from the agreement."""
+    """The leader learns from the agreement whether commands and the verdict before them have arrived."""
     waits: list[int] = []
     end = GlooGroup._end
 
@@ -88,7 +88,7 @@ async def test_a_broadcast_behind_one_that_no_agreement_followed_is_heard_behind
 
 
 def test_gloo_never_waits_less_than_it_was_asked_to() -> None:
-    """It cuts off what is less than a millisecond; the rank would say of a time-out that it is none yet."""
+    """Gloo rounds a timeout down to whole milliseconds. A rank would see the early end as no timeout yet."""
     for left_s in (-1.0, 0.0, 1e-9, 0.0101, 0.9999, 3.9997, 4.0):
         wait = whole_wait(left_s)
         assert wait > timedelta(0)
@@ -97,7 +97,7 @@ def test_gloo_never_waits_less_than_it_was_asked_to() -> None:
 
 
 def lines(rank: Rank) -> list[str]:
-    """What it said in its life, which ends by itself."""
+    """Return all lines that the rank wrote, after its process has ended by itself."""
     assert rank.process.wait(PATIENCE_S) == 0
     return rank.said.read_text().splitlines()
 
@@ -110,7 +110,7 @@ def test_two_processes_take_the_same_turns(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_every_rank_learns_at_once_which_one_died(ranks: Ranks, victim: int) -> None:
-    """Long before the time-out, which is longer than this test waits."""
+    """The ranks learn it long before the timeout, which is longer than this test waits."""
     behaviours = ["on", "on", "on"]
     behaviours[victim] = "die"
     processes = ranks.start(behaviours, timeout_s=2 * PATIENCE_S)

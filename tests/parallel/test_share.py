@@ -186,7 +186,7 @@ async def test_where_nothing_waits_a_turn_follows_the_next_after_one_round() -> 
 
 
 def test_what_has_come_waits_until_the_loop_has_taken_it_and_a_lull_behind_it() -> None:
-    """On the loop that workers run on."""
+    """The test uses the event loop that workers run on."""
 
     async def call() -> None:
         loop, heard = asyncio.get_running_loop(), asyncio.Event()

@@ -54,12 +54,12 @@ def deadlines(ms: int = DEADLINE_MS) -> Deadlines:
 
 
 def silent_reporter(name: str, incarnation: Incarnation) -> Reporter:
-    """One whose bootstrap is never called: its task does not run."""
+    """Return a reporter that never calls its bootstrap, since its task does not run."""
     return Reporter(grpc.aio.insecure_channel("127.0.0.1:1"), incarnation, name, ManualClock())
 
 
 class Receiver:
-    """What the decode worker has: memory, and an endpoint."""
+    """The memory and endpoint of one rank of a decode worker."""
 
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation = DECODE) -> None:
         self.kv = HostMemory(PAGES * toy.GROUP.page_bytes)
@@ -136,7 +136,7 @@ class PrefillBench:
     # ---- what comes from outside
 
     def connect(self, receiver: "Receiver") -> None:
-        """As one rank obeys the command."""
+        """Connect to the receiver as one rank obeys the leader's command."""
         wire = connect_request(receiver)
         self.work.apply(group_pb2.Commands(commands=[group_pb2.Command(connect=wire)]).SerializeToString())
         self.work.on_agreement(self.work.connects())
@@ -246,7 +246,7 @@ class PrefillBench:
 
 
 def connect_request(receiver: Receiver, *more: Receiver) -> inference_pb2.ConnectRequest:
-    """What the decode worker whose ranks these are says when it connects."""
+    """Return the connect request of a decode worker with these ranks."""
     return inference_pb2.ConnectRequest(
         receiver=DECODE,
         endpoints=[endpoint_to_wire(each.endpoint) for each in (receiver, *more)],
@@ -256,7 +256,7 @@ def connect_request(receiver: Receiver, *more: Receiver) -> inference_pb2.Connec
 
 
 class Caller:
-    """Whoever called RunRoom."""
+    """A caller of RunRoom."""
 
     def __init__(self, bench: PrefillBench, room: RoomId, request: Request) -> None:
         self._bench, self._room, self._request = bench, room, request
@@ -288,7 +288,7 @@ class Caller:
 
 
 def assert_gauges_at_rest(registry: CollectorRegistry) -> None:
-    """Every gauge is 0, but for free and cached pages, and slots."""
+    """Check that every gauge is 0, except those of free and cached pages, and of slots."""
     for family in registry.collect():
         if family.type == "gauge":
             for sample in family.samples:

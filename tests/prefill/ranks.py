@@ -39,7 +39,7 @@ def word(layer: int, half: int, head: int, position: int) -> bytes:
 
 
 class RankMemory(MemoryTransfer):
-    """One rank's. Notes what it posts."""
+    """The memory of one rank, which records each put that it posts."""
 
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, layout: KvLayout) -> None:
         super().__init__(fabric, incarnation)
@@ -50,7 +50,7 @@ class RankMemory(MemoryTransfer):
         self.register(Region("slots", self.slots.address, self.slots.length))
         self.known = self.endpoint()
         self.posted: list[tuple[Incarnation, str, int]] = []
-        """Whom to, what, and how many puts were under way by then, to anyone."""
+        """Puts that were posted: the receiver, the region, and how many puts were under way by then."""
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         under_way = sum(self.pending(each) for each in {peer for peer, _, _ in self.posted})
@@ -58,7 +58,7 @@ class RankMemory(MemoryTransfer):
         return super().put(peer, region, runs)
 
     def fill(self, table: Sequence[int], tokens: int) -> None:
-        """Positions [0, tokens) of a room whose pages these are."""
+        """Write positions [0, tokens) into a room's pages, given by its page table."""
         for at, found in self._words(table, 0, tokens):
             self.kv.view[at : at + WORD.size] = found
 
@@ -89,7 +89,7 @@ class RankMemory(MemoryTransfer):
 
 
 class Ranks:
-    """Of a sender, and of the receiver that it is to know."""
+    """The ranks of a sender and of the receiver that it connects to."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Ranks:
         self.routes = [Routes(transfer, mine, rank) for rank, transfer in enumerate(self.senders)]
 
     def request(self) -> inference_pb2.ConnectRequest:
-        """What the receiver's leader says."""
+        """Return the connect request of the receiver's leader."""
         return inference_pb2.ConnectRequest(
             receiver=RECEIVER,
             endpoints=[endpoint_to_wire(each.known) for each in self.receivers],

@@ -14,7 +14,8 @@ from tests.prefill.bench import deadlines
 
 
 def room(name: int, prompt: int, computed: int = 0, top: int | None = None) -> PrefillRoom:
-    """`top`: its prompt is scored, with so many of the likeliest."""
+    """Return a room with `computed` of `prompt` tokens computed. `top`: score the prompt, with this many
+    likeliest tokens."""
     asked = toy.request(str(name), range(prompt), prompt_logprobs=top)
     opened = made(asked)
     opened.computed = computed
@@ -27,7 +28,8 @@ def made(asked: Request) -> PrefillRoom:
 
 
 def may_take(room: PrefillRoom, budget: int) -> int:
-    """Of one step: all that is left, but for a small last part of a long prompt."""
+    """Return the most tokens of a room for one step: all that are left, or less so that a long prompt's last
+    part is small."""
     left = len(room.request.prompt) - room.computed
     long = len(room.request.prompt) > 3 * budget
     return max(left - budget // 4, left // 2) if long and left > budget // 4 else left

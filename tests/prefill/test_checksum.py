@@ -37,7 +37,7 @@ class Pair:
         raise AssertionError("rooms are left")
 
     def landed(self, table: tuple[int, ...], start: int, stop: int) -> int:
-        """What the receiver's memory sums up to."""
+        """Return the checksum of these pages in the receiver's memory."""
         return nonzero_sum(toy.summed(self.receiver.kv, table, start, stop))
 
     def said(self, slot: int, room: int) -> int:
@@ -67,7 +67,8 @@ async def test_the_record_says_what_landed_sums_up_to_over_several_chunks(summin
 
 
 async def test_a_prefix_that_the_receiver_holds_is_not_summed(summing: Pair) -> None:
-    """From the prefix on, though the sender computes all of it; and a full hit sums up to nothing sent."""
+    """The sum begins behind the prefix, though the sender computes all. A whole hit has the sum of
+    nothing."""
     await summing.bench.run(toy.request("1", PROMPT))
     await summing.bench.run(toy.request("2", PROMPT[:8]))
     await summing.bench.grant(1, GRANTED[1:], prefix=4)

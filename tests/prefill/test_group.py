@@ -27,7 +27,7 @@ RANKS = 2
 
 
 class Group:
-    """Two ranks a side, all of which hold the toy's one head: each sender sends to the receiver of its own
+    """Two ranks on each side that hold the toy model's only head. Each sender sends to the receiver with its
     number, and the first one writes both records."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Group:
         return await asyncio.gather(*(each.turn() for each in self.ranks))
 
     async def while_turning(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What a caller of the leader gets, from as many turns as that takes."""
+        """Return the result of the leader's caller `work`, and take turns until it is there."""
         task = asyncio.ensure_future(work)
         for _ in range(500):
             await asyncio.sleep(0)
@@ -62,7 +62,7 @@ class Group:
                 await each.step_end()
 
     async def ask(self, *commands: group_pb2.Command) -> list[Exception | None]:
-        """What each is answered, of one turn."""
+        """Put commands into one turn, and return the error of each, or None."""
         asked = [asyncio.ensure_future(self.leader.mailbox.submit(each)) for each in commands]
         await asyncio.sleep(0)
         await self.turn()
@@ -72,7 +72,7 @@ class Group:
         assert await self.ask(group_pb2.Command(connect=self.request())) == [None]
 
     async def run(self) -> "asyncio.Future[str]":
-        """Room 1, granted. What comes of it."""
+        """Open and grant room 1, and return the future of its outcome."""
         heard: list[inference_pb2.RunRoomReply] = []
 
         async def listen() -> str:
@@ -100,7 +100,7 @@ class Group:
         assert await self.ask(group_pb2.Command(grant=grant)) == [None]
 
     async def writing(self) -> "asyncio.Future[str]":
-        """Room 1, computed, and nothing of it has been seen to end. What comes of it."""
+        """Compute room 1 with its writes stalled, and return the future of its outcome."""
         await self.connect()
         told = await self.run()
         await self.grant()
@@ -153,7 +153,7 @@ async def group() -> AsyncIterator[Group]:
 
 
 def refuses(bench: PrefillBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This rank reaches nobody."""
+    """Make every connection of this rank fail."""
 
     def connect(peer: Endpoint) -> None:
         raise TransferError(f"{peer.agent} cannot be reached")
@@ -191,7 +191,7 @@ async def test_a_connection_is_told_as_made_when_every_rank_has_made_it(
 
 
 async def test_no_connection_is_told_of_before_the_other_ranks_were_heard(group: Group) -> None:
-    """The leader has obeyed the command, and nobody has agreed yet."""
+    """The leader has carried out the command, and no rank has agreed yet."""
     made, unmade = (
         asyncio.ensure_future(group.leader.mailbox.submit(group_pb2.Command(connect=group.request())))
         for _ in range(2)
@@ -212,7 +212,8 @@ async def test_no_connection_is_told_of_before_the_other_ranks_were_heard(group:
 async def test_of_several_connections_those_before_the_first_that_failed_are_told_as_made(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One vote counts them. Those behind it are asked again, and found."""
+    """One vote has the number of connections. Those behind the first failure are requested again, and
+    found."""
     good, wrong = group.request(), group.request()
     wrong.schema = "record-0"
     first, second, third = await group.ask(*(group_pb2.Command(connect=each) for each in (good, wrong, good)))
@@ -287,7 +288,7 @@ async def test_seal_last_nothing_is_sealed_while_one_rank_still_writes(group: Gr
 async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_time(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has nothing left to write is not who is late."""
+    """A rank with nothing left to write does not count as late."""
     monkeypatch.setattr("baton.prefill.room_transfer.POSTS_A_TURN_MAX", 1)
     await group.connect()
     told = await group.run()
@@ -362,7 +363,8 @@ async def test_the_ranks_of_a_prefill_worker_have_nothing_to_tell(group: Group) 
 
 
 async def test_a_worker_that_breaks_off_tells_who_waits_and_acknowledges_no_close(group: Group) -> None:
-    """The first cause stays the cause, and an end is no proof (`ack-is-proof`)."""
+    """The first cause stays the cause, and the worker's end is no proof that writes ended
+    (`ack-is-proof`)."""
     await group.connect()
     told = await group.run()
     closed = group.leader.work.quiet(RoomId(1))

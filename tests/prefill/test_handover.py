@@ -30,7 +30,7 @@ PROMPT = tuple(range(100, 110))
 GRANTED = (9, 2, 3)
 OTHER = Incarnation(33)
 HELD_STEPS = 5_000
-"""Of the fabric: no write lands before, but where a test says so."""
+"""Steps of the fabric before a write lands, unless a test steps it on."""
 
 
 class Ended(Exception):
@@ -38,7 +38,7 @@ class Ended(Exception):
 
 
 class Voice:
-    """A decode worker's stream, or that of somebody who says so."""
+    """A decode worker's stream, or one of a caller that claims to be that worker."""
 
     def __init__(self, channel: grpc.aio.Channel, receiver: int = DECODE) -> None:
         self.receiver = receiver
@@ -71,7 +71,7 @@ class Voice:
         await self.call.write(message)
 
     def granted(self) -> dict[int, str]:
-        """What became of grants: the kind of the refusal, or nothing."""
+        """Return the answers to grants, by room: the kind of refusal, or an empty text."""
         return {each.room: each.refused.kind for reply in self.heard for each in reply.grants}
 
     def quiet(self) -> list[int]:
@@ -97,14 +97,14 @@ class Served:
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(self.handover, server)
 
     def name(self, incarnation: int = DECODE) -> None:
-        """As a room does that comes by PrefillService."""
+        """Name a receiver, as a room of PrefillService does."""
         self.bench.work.receivers.name(decode_peer("decode", incarnation, "127.0.0.1:1"))
 
     async def voice(self, receiver: int = DECODE) -> Voice:
         return await Voice(self.channel, receiver).greet()
 
     def over(self) -> bool:
-        """What is under way lands by and by, and no room is left."""
+        """Let some writes land, and return whether no room is left."""
         for _ in range(HELD_STEPS // 20):
             self.fabric.step()
         return not len(self.bench.work.roster)
@@ -173,7 +173,7 @@ async def test_authorised_writer_a_receiver_is_believed_by_the_secret_that_a_roo
 
 
 async def test_authorised_writer_who_speaks_is_who_greeted_whatever_a_message_says(served: Served) -> None:
-    """One receiver with a secret of its own speaks for another one."""
+    """A receiver with a valid secret of its own sends messages in the name of another one."""
     served.name()
     served.name(OTHER)
     served.bench.connect(served.receiver)
@@ -221,7 +221,7 @@ async def test_a_stream_of_the_same_receiver_takes_the_place_of_its_last_one(ser
 
 
 async def test_a_room_that_names_another_secret_for_its_receiver_is_refused(served: Served) -> None:
-    """Or none: nobody could be believed."""
+    """A room that names no secret is refused, too, since no receiver could prove its identity."""
     stub = inference_pb2_grpc.PrefillServiceStub(served.channel)
     true = decode_peer("decode-0", DECODE, "127.0.0.1:1")
     false = rooms_pb2.Peer(name="x", incarnation=DECODE, address="127.0.0.1:1", secret_digest=bytes(32))
@@ -265,7 +265,7 @@ def test_secrets_unlogged_what_is_told_of_a_stranger_holds_no_secret() -> None:
 async def test_authorised_writer_a_close_that_comes_before_its_room_ends_it_for_its_own_receiver_alone(
     served: Served,
 ) -> None:
-    """Ids of rooms are counted up: whoever has had one knows the next."""
+    """Room ids are counted up, so any receiver can guess the next one."""
     served.name()
     served.name(OTHER)
     served.bench.connect(served.receiver)
@@ -410,7 +410,7 @@ async def test_malformed_is_contained_grants_for_no_room_take_no_place_of_anothe
 
 
 async def test_a_close_that_is_said_again_and_again_is_one(served: Served) -> None:
-    """While it is not answered: nothing grows by saying it."""
+    """Repeats of a close that is not answered yet make nothing grow."""
     served.name()
     served.bench.connect(served.receiver)
     await served.bench.run(toy.request("1", PROMPT))
@@ -429,7 +429,7 @@ async def test_a_close_that_is_said_again_and_again_is_one(served: Served) -> No
 async def test_terminal_reaches_peer_a_grant_for_a_room_that_is_over_is_refused_at_once(
     served: Served,
 ) -> None:
-    """It will not come any more."""
+    """A room that is over cannot come again, so its grant is not kept as an early one."""
     served.name()
     await served.bench.run(toy.request("1", PROMPT))
     await served.bench.cancel(1)

@@ -31,7 +31,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 @pytest.fixture
 async def slow() -> AsyncIterator[Pair]:
-    """Every write is held for long."""
+    """A pair in which every write takes long."""
     made = Pair(FaultPlan(hold_share=1.0, hold_steps=100), reuse=True)
     yield made
     made.bench.close()
@@ -40,7 +40,7 @@ async def slow() -> AsyncIterator[Pair]:
 async def hand_over(
     pair: Pair, room: int, prompt: tuple[int, ...], pages: tuple[int, ...], prefix: int = 0, salt: int = 0
 ) -> int:
-    """How many tokens the prefill worker says were cached."""
+    """Hand over one room, and return the number of tokens that the prefill worker reports as cached."""
     asked = replace(toy.request(str(room), prompt), salt=salt)
     caller = await pair.bench.run(asked)
     await pair.bench.grant(room, pages, prefix=prefix)
@@ -71,7 +71,7 @@ async def test_what_was_computed_before_is_not_computed_again(pair: Pair) -> Non
 
 
 async def test_the_last_token_is_computed_in_any_case(pair: Pair) -> None:
-    """What follows it is drawn from that."""
+    """The first output token is drawn from the last prompt token's logits."""
     assert await hand_over(pair, 1, PROMPT[:8], (1, 2)) == 0
     assert await hand_over(pair, 1001, PROMPT[:8], (3, 4)) == 4
     assert computed(pair) == 12

@@ -18,7 +18,7 @@ PROMPT = tuple(range(100, 110))
 GRANTED = (9, 2, 3)
 OLDER, NEWER = Incarnation(DECODE - 1), Incarnation(DECODE + 1)
 NEVER = 10**9
-"""Steps: a write that is held so long is seen to end by nobody."""
+"""Steps for which a write is held, so that its end is never seen."""
 
 
 class Pair:
@@ -62,7 +62,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 async def test_room_ends_memory_that_was_taken_back_is_proof_enough(pair: Pair) -> None:
-    """The room had failed before, and whoever closes it is answered."""
+    """The room had failed before. Its close is answered."""
     await pair.bench.cancel(1)
     closed = pair.bench.closing(1)
     await pair.settle()
@@ -93,7 +93,8 @@ async def test_it_is_true_whether_or_not_the_memory_can_be_reached_where_it_is_n
 
 
 async def test_source_pinned_a_connect_that_comes_late_proves_nothing(pair: Pair) -> None:
-    """It names another exposure: the one before. What is written to the present one may still land."""
+    """The late connect names the exposure before the present one. Writes to the present one may still
+    land."""
     with pytest.raises(NotConnected, match=f"exposure {OLDER:#x} is older than {DECODE:#x}"):
         await pair.expose(OLDER)
     await pair.bench.cancel(1)

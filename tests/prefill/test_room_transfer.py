@@ -69,7 +69,7 @@ class Bench:
                 return
 
     def write(self, most: int = 500) -> None:
-        """Until the pages are there."""
+        """Advance the push until all its pages are written."""
         for _ in range(most):
             if self.push.written:
                 return
@@ -77,7 +77,7 @@ class Bench:
         raise AssertionError("the pages were not written")
 
     def complete(self) -> None:
-        """All is computed."""
+        """Report all of the room as computed, and add its record."""
         self.push.ready(TOKENS, complete=True)
         self.push.add_record(RECORD, lambda _: 0)
 

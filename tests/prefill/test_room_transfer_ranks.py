@@ -78,7 +78,7 @@ class Room:
     def complete(
         self, push: RoomTransfer, checksum: Callable[[Sequence[GroupHead]], int] = lambda _: 0
     ) -> None:
-        """All is computed on this rank."""
+        """Report all of the room as computed on this rank. The first rank adds the record."""
         push.ready(self.tokens, complete=True)
         if push is self.pushes[0]:
             pages = tuple(map(len, self.grant.pages))
@@ -150,7 +150,7 @@ def test_a_window_has_a_bounded_number_of_runs_however_short_they_are(
 
 
 def test_every_target_gets_its_part_of_what_is_planned_together() -> None:
-    """One after the other; what is ready meanwhile comes behind it."""
+    """The parts leave one after the other. Pages that become ready meanwhile come behind them."""
     room = Room(Topology(), Topology(4), plan=FaultPlan(delay_steps_max=9), window_bytes=96)
     push = room.pushes[0]
     for stop in (4, 8, 12):
@@ -161,7 +161,7 @@ def test_every_target_gets_its_part_of_what_is_planned_together() -> None:
 
 
 def test_one_writer_the_elected_rank_writes_record_and_seal_to_every_rank_of_the_receiver() -> None:
-    """Also to those that it has no page for; the others write pages alone."""
+    """It does so for ranks that it has no page for, too. The other ranks write pages alone."""
     room = Room(Topology(2), Topology(2))
     room.write()
     room.seal()
@@ -190,7 +190,7 @@ def test_seal_last_no_rank_is_sealed_before_every_rank_has_its_record(seed: int)
 
 
 def test_a_write_that_is_under_way_to_any_rank_of_the_receiver_is_waited_for() -> None:
-    """Not only one to the first that it writes to."""
+    """The push waits for writes to all ranks, not only to the first one that it writes to."""
     room = Room(Topology(), Topology(2))
     push = room.pushes[0]
     room.at.fabric.stall(room.at.receivers[1].known.incarnation)
@@ -204,8 +204,8 @@ def test_a_write_that_is_under_way_to_any_rank_of_the_receiver_is_waited_for() -
 
 
 def test_ranks_of_the_receiver_that_hold_other_heads_are_told_other_sums() -> None:
-    """And each the sum of its own: the slot that records are written from is used again only when what was
-    written from it before is DONE."""
+    """Each rank gets the checksum of its own heads. The slot that records are written from is reused only
+    after its last write is DONE."""
     room = Room(Topology(), Topology(4), plan=FaultPlan(hold_share=1.0, hold_steps=30))
     room.write(checksum=lambda heads: 1_000 + heads[0][1])
     room.seal()

@@ -129,7 +129,7 @@ def test_no_prompt_has_more_to_say_than_a_room_can(top: int) -> None:
 async def test_scored_is_computed_a_prompt_that_is_scored_begins_with_nothing_that_was_kept(
     pair: Pair,
 ) -> None:
-    """What it computes is kept for others all the same."""
+    """The pages that it computes are cached for other requests all the same."""
     await handed_over(pair, 1)
     caller = await handed_over(pair, 1001, prompt_logprobs=0)
     assert len(scores_in(caller)) == len(PROMPT) - 1

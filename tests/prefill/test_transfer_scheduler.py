@@ -34,7 +34,8 @@ async def slow() -> AsyncIterator[Pair]:
 
 @pytest.fixture
 async def waiting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, list[int]]]:
-    """Several rooms that are computed, and of which nothing was sent. And whose windows leave, in order."""
+    """Several computed rooms of which nothing was sent, and the growing list of rooms by the windows that
+    leave."""
     made, posted = Pair(), list[int]()
     put = MemoryTransfer.put
 
@@ -121,7 +122,7 @@ async def test_records_and_seals_do_not_wait_for_others_windows(
 
 
 async def rest_s(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How long the worker rests, when it does."""
+    """Take turns until the worker rests, and return the bound of that rest, seconds."""
     bounds: list[float] = []
 
     async def rest(_: Mailbox, bound_s: float) -> bool:
@@ -148,7 +149,7 @@ async def write(pair: Pair) -> None:
 async def test_a_room_that_failed_is_looked_at_less_often_than_one_that_is_written(
     slow: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for it to the millisecond, and what it waits for may be long in coming."""
+    """No caller waits for it to the millisecond, and the writes that it waits for may take long."""
     await write(slow)
     assert await rest_s(slow, monkeypatch) == POLL_S
     await slow.bench.cancel(1)

@@ -59,7 +59,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 @pytest.fixture
 async def slow() -> AsyncIterator[Pair]:
-    """Every write is held for long."""
+    """A pair in which every write takes long."""
     made = Pair(FaultPlan(hold_share=1.0, hold_steps=100))
     yield made
     made.bench.close()
@@ -120,7 +120,7 @@ async def test_a_room_is_computed_in_chunks_pushed_sealed_reported_and_forgotten
 async def test_however_many_chunks_a_prompt_has_few_lines_tell_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes after them has its place in the timeline."""
+    """Lines of later events still find space in the timeline."""
     monkeypatch.setattr("baton.prefill.prefill_scheduler.CHUNK_LINES_MAX", 3)
     made = Pair(chunk_tokens=1)
     await made.bench.run(toy.request("1", PROMPT))
@@ -149,7 +149,7 @@ async def test_the_first_chunk_leaves_while_the_second_is_computed(pair: Pair) -
 async def test_what_is_under_way_is_looked_at_without_a_pause_for_a_while(
     slow: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most writes end sooner than the shortest pause. Those that do not are looked at once in a while."""
+    """Most writes end sooner than the shortest pause. Slower ones are polled once in a while."""
     bench, rested = slow.bench, 0
 
     async def rest(mailbox: Mailbox, bound_s: float) -> bool:
@@ -252,7 +252,7 @@ async def test_a_room_id_is_used_once(pair: Pair) -> None:
 
 
 async def compute(bench: PrefillBench, tokens: int) -> None:
-    """Turns until so many tokens of room 1 are computed."""
+    """Take turns until this many tokens of room 1 are computed."""
     room = bench.work.roster.get(RoomId(1))
     while room.computed < tokens:
         if not bench.step_thread.free:
@@ -391,7 +391,7 @@ async def test_a_sequence_without_a_token_fails_its_room_alone(pair: Pair) -> No
 async def test_a_step_that_takes_longer_than_a_deadline_is_progress_for_all_who_wait_for_it(
     pair: Pair,
 ) -> None:
-    """Where a chunk takes minutes, each prompt would fail, and each retry."""
+    """If a chunk takes minutes and this did not count, each prompt and each retry would fail."""
     bench = pair.bench
     bench.engine.hold()
     callers = [await bench.run(toy.request(room, PROMPT)) for room in ("1", "2")]
@@ -480,7 +480,8 @@ async def test_secrets_unlogged_a_timeline_tells_how_many_tokens_and_never_which
 async def test_a_turn_that_breaks_tells_every_room_that_it_ended_why_and_none_twice(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them are settled before the first is told, so that no phase says who was."""
+    """All rooms are settled before the first caller is told, so a room's phase does not show which were
+    told."""
     rooms = (1, 2, 3)
     callers = [await pair.bench.run(toy.request(f"{room}", PROMPT)) for room in rooms]
     work: Any = pair.bench.work
@@ -522,8 +523,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, work: Any, room_id: int, effect: E
 async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of three prompts beside each other, all in one step where each step takes long; else one after the
-    other."""
+    """Three prompts share one step where each step is slow, and run one after the other where it is not."""
     monkeypatch.setattr("baton.worker.prompt_chunks.LOT_MIN", 1)
     for position, steps in ((1, 1), (10_000, 3)):
         made = Pair(chunk_tokens=24)

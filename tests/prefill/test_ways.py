@@ -24,7 +24,7 @@ class Pair:
         self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=100))
         self.receiver = Receiver(self.fabric)
         self.anew = Receiver(self.fabric, AGAIN)
-        """The same worker's memory after it was taken back: another exposure."""
+        """The same worker's memory after its revocation, under another exposure."""
         self.bench = PrefillBench(self.fabric)
 
 
@@ -135,7 +135,7 @@ async def test_memory_that_cannot_be_reached_leaves_no_way(pair: Pair) -> None:
 
 
 async def test_a_way_that_broke_says_whether_it_is_waited_for_writes(pair: Pair) -> None:
-    """By a kind of its own, so that the receiver can tell what it may do about it."""
+    """The error has a kind of its own, so that the receiver can decide what to do."""
     await pair.bench.run(toy.request("1", PROMPT))
     await pair.bench.grant(1, GRANTED)
     await pair.bench.turns(3)

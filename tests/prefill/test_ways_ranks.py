@@ -19,7 +19,7 @@ def ranks(senders: Topology, receivers: Topology) -> Ranks:
 
 
 def exposed_anew(at: Ranks) -> list[RankMemory]:
-    """The same receiver's ranks after they took their memory back."""
+    """Replace the receiver's ranks by ones that have revoked their memory, and return them."""
     at.receivers = [
         RankMemory(at.fabric, Incarnation(each.known.incarnation + 50), each.layout) for each in at.receivers
     ]
@@ -96,7 +96,7 @@ def test_another_exposure_takes_the_place_of_the_one_before_on_every_rank() -> N
 
 
 def test_another_exposure_that_cannot_be_reached_leaves_none_of_either() -> None:
-    """What was granted in the one before is void by then."""
+    """Grants of the earlier exposure are void by then."""
     at = ranks(Topology(), Topology(2))
     at.connect()
     before = [each.known.incarnation for each in at.receivers]

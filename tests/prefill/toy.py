@@ -30,7 +30,7 @@ LAYOUT = KvLayout("toy", (GROUP,))
 _UNHELD = 100_000
 _POSITION = struct.Struct("<QQ")
 _WORDS = struct.Struct("<4i")
-"""The same, as they are summed."""
+"""A position's bytes as the four 32-bit words that are summed."""
 
 
 def request(
@@ -47,12 +47,12 @@ def mark(asked: Request) -> int:
 
 
 def luck(asked: Request) -> int:
-    """What its draws depend on beside its tokens."""
+    """Return the number on which the toy model's draws depend beside the tokens: the seed, or 0 if greedy."""
     return asked.sampling.seed if asked.sampling.temperature else 0
 
 
 def next_token(tokens: Sequenced[int], seed: int = 0) -> int:
-    """What the toy model says comes after `tokens`."""
+    """Return the token that the toy model draws after `tokens`."""
     value = 7 + seed
     for token in tokens:
         value = (value * 31 + token + 1) % VOCABULARY
@@ -60,13 +60,13 @@ def next_token(tokens: Sequenced[int], seed: int = 0) -> int:
 
 
 def score_of(asked: Request, position: int) -> Score:
-    """What the toy model finds of the prompt's token there."""
+    """Return the toy model's score of the prompt token at `position`."""
     top = ((asked.prompt[position], -0.25), (position, -3.0))[: asked.prompt_logprobs or 0]
     return Score(-float(position), position, top)
 
 
 def answer(asked: Request) -> list[int]:
-    """What `asked` draws behind the output that it comes with, computed without any pages."""
+    """Return the tokens that `asked` draws behind the output it comes with, computed without any pages."""
     tokens = [*asked.prompt, *asked.output]
     for _ in range(asked.max_tokens - len(asked.output)):
         tokens.append(next_token(tokens, luck(asked)))
@@ -115,7 +115,7 @@ class ToyEngine:
         self._permits = threading.Semaphore(_UNHELD)
 
     def hold(self) -> None:
-        """Steps from now on wait, but for as many as `go` lets through."""
+        """Make later steps wait until `go` permits them."""
         while self._permits.acquire(blocking=False):
             pass
 

@@ -80,9 +80,11 @@ class Defence:
     """Defences of a decode worker against late writes. A control run leaves one out."""
 
     fenced: bool = True
-    """Else it trusts an abort: the memory of a failed room is free at once."""
+    """Whether a failed room's memory is fenced. If not, it is free at once, as if an abort could be
+    trusted."""
     moving: bool = True
-    """Else it trusts an endpoint's end: revoked memory stays where it is."""
+    """Whether revoked memory moves. If not, it stays where it is, as if an endpoint's end could be
+    trusted."""
     revoke_after_ms: int = NEVER_MS
 
 
@@ -109,8 +111,8 @@ class MovingIfTold(HostMemory):
 
 
 class Turns(SoloGroup):
-    """One rank, whose turns can be paused. Who rests drives NIXL without a turn: so that nothing lands any
-    more, it is woken, and `paused` says when a turn waits."""
+    """The turns of one rank, which can be paused. A resting rank drives NIXL without a turn. To stop that as
+    well, it is woken, and `paused` tells when a turn waits."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         super().__init__()
@@ -208,7 +210,8 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
     put = transfer.put
 
     def stop_before_put() -> None:
-        """The next write of pages is decided upon, and posted when the process goes on."""
+        """Stop the process after it has decided on its next write of pages. The write is posted when the
+        process goes on."""
 
         def stop_and_put(peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
             if region == kv_region(0):
@@ -219,7 +222,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         transfer.put = stop_and_put  # type: ignore[method-assign]
 
     def believe() -> None:
-        """A control: whoever says that it is a receiver is taken for it."""
+        """Accept every caller as the receiver that it claims to be, as a control."""
         work.receivers.check = lambda *_: None  # type: ignore[method-assign]
 
     work = PrefillWork(

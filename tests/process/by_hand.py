@@ -31,7 +31,7 @@ MOVED: Final = re.compile(r"baton\.worker\.turn_loop moved \S* ?turn=(\d+) room=
 
 @dataclass
 class Group:
-    """The ranks of one worker, without a launcher. Nobody but the test starts them again."""
+    """The ranks of one worker, without a launcher. Only the test starts them again."""
 
     stack: Stack
     side: str
@@ -43,8 +43,8 @@ class Group:
     ranks: list[Service] = field(default_factory=list)
 
     def start(self, *habits: str, followers: tuple[str, ...] = ()) -> None:
-        """Every rank, as a new incarnation. `habits`: hooks that each has from the beginning; `followers`:
-        those of all but the leader."""
+        """Start every rank as a new incarnation. `habits`: hooks that each has from the beginning.
+        `followers`: those of all but the leader."""
         self.starts += 1
         if self.starts > 1:
             self.stack.forget(self.name)
@@ -78,7 +78,7 @@ class Group:
             time.sleep(POLL_S)
 
     def wait_ended(self) -> list[int]:
-        """Every rank ends by itself. Their exit codes."""
+        """Wait until every rank has ended by itself, and return their exit codes."""
         return [each.process.wait(STOP_S) for each in self.ranks]
 
     def moves(self, rank: int, room: int) -> list[tuple[str, int]]:
@@ -112,7 +112,7 @@ class Hand:
     decode: Group
 
     def start(self, group: Group, *habits: str, followers: tuple[str, ...] = ()) -> None:
-        """Again, and until it is ready."""
+        """Start the group's ranks again, and wait until both workers are ready."""
         group.start(*habits, followers=followers)
         self.stack.wait_ready(2)
 

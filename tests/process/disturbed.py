@@ -36,8 +36,8 @@ class Answered:
     """Log-probabilities of the tokens. Empty if not requested."""
 
     def is_that(self, other: "Answered") -> bool:
-        """The same tokens, as likely but for the last bits: libraries sum in an order that goes by what
-        else is in a step."""
+        """Return whether both answers have the same tokens and nearly equal logprobs. The last bits differ,
+        since libraries sum in an order that depends on the rest of a step."""
         near = (abs(one - its) < NEAR for one, its in zip(self.logprobs, other.logprobs, strict=False))
         return self == other and len(self.logprobs) == len(other.logprobs) and all(near)
 
@@ -76,7 +76,8 @@ class Disturbed:
         self._over = threading.Event()
 
     def run(self, kills: int, limit_s: float) -> None:
-        """Each side loses a worker until `kills` of them were missed by an answer. Raises AssertionError."""
+        """Kill a worker of each side again and again, until `kills` of them were noticed by an answer. Raises
+        AssertionError."""
         ends = time.monotonic() + limit_s
         threads = [threading.Thread(target=self._go_on) for _ in range(AT_ONCE)]
         for each in threads:
@@ -120,7 +121,7 @@ class Disturbed:
                     self._found.differ.append(f"{number}, lost {lost}: {answer} for {self._answers[number]}")
 
     def _lost(self, request_id: str) -> set[str]:
-        """The sides whose worker an answer lost."""
+        """Return the sides of which this answer lost a worker."""
         listed = web().get(f"{self._stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
         causes = {room["cause"]["reason"] for room in listed if room.get("cause")}
         return {side for side, reason in LOST.items() if reason in causes}

@@ -173,7 +173,7 @@ def kill_often(scene: Scene, target: str) -> None:
 
 
 def with_rank_up(scene: Scene, target: str) -> None:
-    """Until the rank, which its launcher starts again, is another process than the last one."""
+    """Wait until the rank's launcher has started its process again."""
     deadline = time.monotonic() + ANSWER_S
     while not Path(f"/proc/{scene.pid(target)}").exists():
         if time.monotonic() > deadline:
@@ -247,9 +247,9 @@ class Found:
     refused: int
     """Requests that were told, before they had begun, that a side has no worker."""
     longest_gap_s: float
-    """Between two tokens of a stream, or from asking to the first."""
+    """Longest time between two tokens of a stream, or from the request to the first token, seconds."""
     recovered_s: float
-    """From the fault's end until everything is ready."""
+    """Time from the fault's end until everything is ready, seconds."""
     problems: list[str]
 
 

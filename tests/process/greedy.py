@@ -59,7 +59,7 @@ _LENGTHS = (1, 63, 64, 65, 200, 511, 900, 1500)
 
 
 def short_prompts(model: str) -> list[list[int]]:
-    """Those of a sentence or two."""
+    """Return the prompts of one or two sentences."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompts = [list(tokenizer(text)["input_ids"]) for text in _TEXTS]
     for question in _CHATS:
@@ -79,7 +79,8 @@ def _prompts(model: str) -> list[list[int]]:
 
 
 async def check_greedy(stack: Stack, model: Path, at_a_time: int) -> None:
-    """All thirty prompts, `at_a_time` of them in flight. Afterwards every gauge is back where it was."""
+    """Check the answers to all thirty prompts, `at_a_time` of them in flight, and that every gauge is back
+    afterwards."""
     prompts = _prompts(str(model))
     start = stack.idle_gauges()
     outputs = await complete_all(stack.url, prompts, at_a_time)

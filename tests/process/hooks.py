@@ -51,7 +51,7 @@ class Folder:
             return None
 
     def say(self, name: str, text: str = "") -> None:
-        """In one step: who sees the file sees all of it."""
+        """Write a file in one step, so that a reader who sees it sees all of it."""
         draft = self.path / f".{name}"
         draft.write_text(text)
         draft.rename(self.path / name)
@@ -61,7 +61,7 @@ class Folder:
 
 
 def install(folder: Folder) -> None:
-    """Every hook. The last three are habits: they are there from the beginning, or not at all."""
+    """Install every hook. The last three are habits: they are active from the beginning, or not at all."""
     late_seal(folder)
     lost_grants(folder)
     fail_alone(folder)
@@ -112,7 +112,8 @@ def late_seal(folder: Folder) -> None:
 
 
 def lost_grants(folder: Folder) -> None:
-    """While the file is there, no sender learns from this decode worker's leader where to write."""
+    """Drop the grants of this decode worker's leader while the file is there, so that no sender learns where
+    to write."""
     grant = LeaderPeers.grant
 
     def granting(peers: LeaderPeers, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
@@ -145,7 +146,7 @@ def fail_alone(folder: Folder) -> None:
 
 
 def stray_room(folder: Folder) -> None:
-    """This rank's roster holds a room that no command opened. Once; says in which turn."""
+    """Add a room that no command opened to this rank's roster, once, and write in which turn."""
     take_turn, see_sent, see_received = turn_loop.take_turn, PrefillWork.observe, DecodeWork.observe
     turn = 0
 
@@ -196,7 +197,7 @@ def own_evidence(folder: Folder) -> None:
 
 
 def blind() -> None:
-    """An old defect, of every rank: nobody compares which rooms the ranks hold."""
+    """Skip the comparison of which rooms the ranks hold, as in an old defect."""
     _replace(Roster, digest=lambda _: 0)
 
 

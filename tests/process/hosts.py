@@ -63,7 +63,7 @@ class Hosts:
 
 @contextmanager
 def hosts() -> Iterator[Hosts]:
-    """None but the test's own at first; all are gone afterwards."""
+    """Virtual hosts for one test. Only the test's own exists at first, and all are removed at the end."""
     _ip("link", "add", PREFIX, "type", "bridge")
     made = Hosts()
     try:

@@ -27,14 +27,14 @@ POINTS: Final = {
     "cma": ("posting", "midway", "granted"),
     GPU: ("posting", "midway", "granted"),
 }
-"""Where a sender is stopped. granted: before it computes. posting: between its decision to write and the
-write. posted: the write is under way and the receiver makes no progress (over TCP alone: elsewhere posting
-copies). midway: some milliseconds after it may begin, wherever that is."""
+"""Points at which a sender is stopped. granted: before it computes. posting: between its decision to write
+and the write. posted: the write is under way and the receiver makes no progress. This is over TCP alone,
+since elsewhere posting copies. midway: some milliseconds after it may begin, at any point."""
 BYSTANDER_TOKENS: Final = 40
 
 
 def stop_at(pair: WorkerTrio, point: str, draw: random.Random) -> AskedRoom:
-    """A room whose sender is stopped there, and which is then given up by its receiver."""
+    """Open a room, stop its sender at this point, and let the receiver give the room up. Returns the room."""
     sender, decode = pair.stopped, pair.decode
     sender.ask("hold")
     doomed = pair.open(sender, LARGE)
@@ -167,7 +167,7 @@ KINDS: Final = {
 
 
 def trials(pair: WorkerTrio, kind: str, points: Iterable[str], draw: random.Random) -> LoopHistogram:
-    """One trial of that kind at each point."""
+    """Run one trial of this kind at each point, and return the tally."""
     tally, then = LoopHistogram(), KINDS[kind].then
     pair.decode.ask("defend", *astuple(KINDS[kind].defence))
     for point in points:

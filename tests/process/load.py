@@ -35,7 +35,7 @@ class Asked:
 
 
 def any_prompts(lengths: Sequence[int], vocabulary: int, seed: int = 1) -> list[list[int]]:
-    """One of each length, of any ids below `vocabulary`."""
+    """Return a prompt of each length, with random ids below `vocabulary`."""
     rng = random.Random(seed)
     return [[rng.randrange(3, vocabulary) for _ in range(length)] for length in lengths]
 

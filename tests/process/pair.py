@@ -46,7 +46,7 @@ def until(holds: Callable[[], Any], what: str) -> None:
 
 
 def plain_or_secure(address: str, party: ServiceRole, tls: TlsFiles | None) -> grpc.Channel:
-    """To `party`, as who holds the certificate `tls`."""
+    """Return a channel to the service `party`, with the certificate `tls` if given."""
     options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
     if tls is None:
         return grpc.insecure_channel(address, options=options)
@@ -127,7 +127,7 @@ class WorkerTrio:
         self.stopped, self.steady = self.start("prefill"), self.start("prefill")
 
     def start(self, side: str, **options: Any) -> Actor:
-        """Another worker; it ends with this object's `close` at the latest."""
+        """Start another worker, which ends with this object's `close` at the latest."""
         output = self._folder / f"{next(self._numbers)}-{side}.txt"
         actor = Actor(side, self._environment, output, tls=self.tls(side), device=self._device, **options)
         self._actors.append(actor)
@@ -135,7 +135,7 @@ class WorkerTrio:
         return actor
 
     def open(self, prefill: Actor, pages: int, max_tokens: int = 4) -> AskedRoom:
-        """A room on `prefill` and the decode worker, whose prompt fills so many pages."""
+        """Open a room on `prefill` and the decode worker, with a prompt that fills `pages` pages."""
         room = self.begin(prefill, pages, max_tokens)
         self.receive(room, prefill)
         return room
@@ -192,7 +192,7 @@ class WorkerTrio:
         return pages
 
     def wait_at_rest(self) -> None:
-        """Every room retired, every page free, every gauge at rest (`zero-at-idle`)."""
+        """Wait until every room is retired, every page free and every gauge at rest (`zero-at-idle`)."""
         for actor in (self.decode, self.stopped, self.steady):
             until(lambda actor=actor: not actor.ask("rooms"), "every room retires")  # type: ignore[misc]
             until(lambda actor=actor: not actor.ask("at_rest"), actor.ask("at_rest"))  # type: ignore[misc]

@@ -27,8 +27,8 @@ class Shape:
     """Format of the model's files. None: plain numbers."""
 
     def save(self, directory: Path, demo: Path) -> tuple[Path, Path]:
-        """Two models in `directory`: what is served, with the tokenizer of `demo`, and the plain numbers that
-        it stands for."""
+        """Save two models in `directory`: the served one, with the tokenizer of `demo`, and one of the plain
+        numbers that its weights stand for."""
         plain = with_tokenizer(save(recipe(self.kind), directory / "plain"), demo)
         return (plain, plain) if self.form is None else write(plain, directory, self.form)
 

@@ -68,8 +68,8 @@ class FoundDrafts(Disturbance):
 
 @contextmanager
 def drafting_pairs(model: Path, speculate: str = "ngram") -> Iterator[Stack]:
-    """Two workers a side. Their caches hold what a few requests take, so that rooms are retracted, too; those
-    of a draft model hold less."""
+    """Two workers on each side. Their caches hold only a few requests, so that rooms are retracted. Those of
+    the draft model hold fewer."""
     with running_stack(
         str(model),
         prefill=[{"chunk_tokens": "64"}] * 2,

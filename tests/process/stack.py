@@ -58,7 +58,7 @@ class Rank:
 
 @dataclass
 class Service:
-    """One running process; of a worker of several ranks, their launcher."""
+    """One running process. For a worker of several ranks it is their launcher."""
 
     name: str
     process: Process
@@ -67,12 +67,12 @@ class Service:
     """Base URL of its /metrics."""
     command: Sequence[str]
     other_side: str = ""
-    """The same of the other side of a process that serves both."""
+    """Name of the other side's worker in a process that serves both."""
     exit_secret: bytes = b""
     """Drawn when the process was started, to report its exit."""
 
     def metrics(self) -> dict[Sample, float]:
-        """Every sample of its /metrics, by name and labels."""
+        """Return every sample of its /metrics, by name and labels."""
         text = web().get(f"{self.http}/metrics", timeout=10).text
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -81,7 +81,7 @@ class Service:
         }
 
     def gauges(self) -> dict[Sample, float]:
-        """Every gauge of its /metrics: the leader's, where there are several ranks."""
+        """Return every gauge of its /metrics, which is the leader's if there are several ranks."""
         return gauges_of(self.http)
 
     def ranks(self) -> list[Rank]:
@@ -114,7 +114,8 @@ FREE, CACHED = (("baton_kv_pages", (("state", state),)) for state in ("free", "c
 
 
 def gauges_of(http: str) -> dict[Sample, float]:
-    """Cached pages are told as free ones: nobody uses them, and who needs space gets it."""
+    """Return the gauges of a process. Cached pages count as free ones, since they are unused and given up
+    when space is needed."""
     text = web().get(f"{http}/metrics", timeout=10).text
     gauges = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -176,7 +177,7 @@ class Stack:
         return service
 
     def restart(self, name: str) -> Service:
-        """The same command line again, as a supervisor does: it reports the exit that it saw."""
+        """Start the same command line again as a supervisor does, which reports the exit that it saw."""
         old = self.services[name]
         if name != "bootstrap":
             self.forget(name)
@@ -206,7 +207,7 @@ class Stack:
         self._gone |= {each["incarnation"] for each in named}
 
     def wait_ready(self, workers: int | None = None) -> None:
-        """Until the bootstrap says that a hand-over passed, and so many workers are ready."""
+        """Wait until the bootstrap reports a successful hand-over and this many ready workers."""
         deadline = time.monotonic() + READY_S
         answer = "no answer"
         while time.monotonic() < deadline:
@@ -224,14 +225,15 @@ class Stack:
         raise AssertionError(f"not ready: {answer}\n" + self.tails())
 
     def idle_gauges(self) -> Gauges:
-        """Every gauge, once no service holds a room."""
+        """Return every gauge, once no service holds a room."""
         now = at_rest(self._gauges)
         if now is None:
             raise AssertionError("rooms are held\n" + self.tails())
         return now
 
     def wait_idle(self, start: Gauges) -> None:
-        """Until every gauge is back where it was at `start` (`zero-at-idle`); says which are not."""
+        """Wait until every gauge is back at its value in `start` (`zero-at-idle`). Raises AssertionError with
+        those that are not."""
         if different := not_back(self._gauges, start):
             raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
 

@@ -83,7 +83,8 @@ def tiny_model(directory: Path, demo: Path, layers: int = 2) -> Path:
 
 @contextmanager
 def pairs(model: Path) -> Iterator[Stack]:
-    """Two workers a side. Their caches hold the prompts of a few requests, so that none is there again."""
+    """Two workers on each side. Their caches hold the prompts of a few requests, so that no prompt is cached
+    twice."""
     with running_stack(
         str(model),
         prefill=[{"chunk_tokens": "64"}] * 2,

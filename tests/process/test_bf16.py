@@ -37,7 +37,7 @@ async def test_the_first_difference_in_bfloat16_is_a_tie(demo_model_dir: Path) -
 
 
 def test_a_difference_that_is_no_tie_is_seen(demo_model_dir: Path) -> None:
-    """Each output with its last token made another one, as a wrong page would make it."""
+    """The last token of each output is replaced by another one, as a wrong page would do."""
     prompts = short_prompts(str(demo_model_dir))[:3]
     for prompt, want in zip(prompts, reference_greedy(demo_model_dir, prompts, 4, BF16), strict=True):
         assert first_divergence(demo_model_dir, prompt, want, want, BF16) is None

@@ -137,7 +137,7 @@ def test_weights_that_change_and_a_process_that_dies_cost_nobody_a_token(
 
 
 def wait_renewed(stack: Stack) -> None:
-    """Until every side has renewed its lease from now on."""
+    """Wait until every side has renewed its lease after this call."""
     since_s = time.monotonic()
     while True:
         passed_ms = 1000 * (time.monotonic() - since_s)  # before the answer counts on

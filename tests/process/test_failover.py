@@ -41,7 +41,8 @@ HELD = {"temperature": 1.0, "seed": 11, "guided_json": NUMBERS}
 
 @pytest.fixture(scope="module")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
-    """Two pairs; prompts are computed in chunks of 64 tokens, so that a long one takes its time."""
+    """A stack of two pairs. Prompts are computed in chunks of 64 tokens, so that a long one takes some
+    time."""
     with Shared(
         running_stack,
         str(demo_model_dir),
@@ -118,7 +119,7 @@ def rooms_of(stack: Stack, request_id: str) -> list[dict[str, Any]]:
 
 
 class Killer:
-    """Kills the worker of one side that serves a request, once, when so many tokens have come."""
+    """Kills the worker of one side that serves a request, once, after a given number of tokens."""
 
     def __init__(self, stack: Stack, side: str) -> None:
         self._stack = stack
@@ -197,7 +198,7 @@ def several(stack: Stack, on_tokens: Callable[[str, int], None] = lambda *_: Non
 
 
 def test_a_decode_worker_killed_while_it_draws_several_choices_is_not_noticed(pairs: Stack) -> None:
-    """Those that differ go on in rooms of their own; each is what a request with its seed gets."""
+    """Choices that differ go on in rooms of their own. Each gets the tokens of a request with its seed."""
     start = pairs.idle_gauges()
     *unbroken, _ = several(pairs, n=CHOICES, seed=21)
     killer = Killer(pairs, "decode")
@@ -218,12 +219,13 @@ def test_a_decode_worker_killed_while_it_draws_several_choices_is_not_noticed(pa
 
 
 def counts(usage: Any) -> dict[str, Any]:
-    """All but what was cached: of two rooms that ask the same the second may find it there."""
+    """Return the usage without cached tokens, since the second of two equal prompts may find the first one's
+    pages."""
     return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}
 
 
 def test_a_prefill_worker_killed_while_it_computes_is_not_noticed(pairs: Stack, demo_model_dir: Path) -> None:
-    """Nor by what is told of the prompt, which the next one scores whole."""
+    """The client's prompt logprobs are whole, too, since the next worker scores the prompt anew."""
     start = pairs.idle_gauges()
     prompt = [(7 * place) % 1_000 for place in range(LONG)]
     body = {

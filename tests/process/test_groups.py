@@ -38,7 +38,7 @@ LOGPROB_ERROR = 1e-3
 PAIR: Final[set[Pair]] = {("prefill-0", "decode-0")}
 STEADY = {"lease_ms": "20000"}
 PATIENT = {"connect_timeout_ms": "60000", **SPLIT}
-"""Many processes share a few cores here, and a room that was given up for slowness would be a failure."""
+"""Settings for many processes on a few cores, where a room given up for slowness would be a failure."""
 
 TEXTS = (
     "Hello",
@@ -97,7 +97,7 @@ def named(case: Case) -> str:
 
 
 def by_every_way(shapes: Sequence[Case]) -> list[Case]:
-    """In turns."""
+    """Return each shape of ranks with one combination of page sizes and checksum mode, in turn."""
     return [each | way for each, way in zip(shapes, cycle(every(WAYS)), strict=False)]
 
 
@@ -132,7 +132,7 @@ def known(case: Case, models: dict[str, Path]) -> Asked:
 
 @pytest.fixture
 def stack(case: Case, models: dict[str, Path]) -> Iterator[Stack]:
-    """One worker a side."""
+    """A stack of one worker on each side."""
     tensor, pages = TENSOR[case["model"]], case["pages"]
     with running_stack(
         str(models[case["model"]]),
@@ -227,7 +227,8 @@ def drawn_alone(model: Path) -> list[list[Token]]:
 
 @pytest.fixture
 def several(models: dict[str, Path]) -> Iterator[Stack]:
-    """Two workers a side, of differing shapes and pages: each way has its own cut."""
+    """A stack of two workers on each side with different ranks and page sizes, so that each pair of them
+    divides pages differently."""
     with running_stack(
         str(models["small"]),
         prefill=[

@@ -43,7 +43,8 @@ def small(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def of_tensors(small: Path) -> Iterator[Shared[Hand]]:
-    """Two ranks a side. The bootstrap waits long for a worker that is being started again."""
+    """A stack of two tensor-parallel ranks on each side. The bootstrap waits long for a worker that is being
+    restarted."""
     with Shared(lambda: by_hand(small, {"tp": "2"}, {"tp": "2", **SPLIT})) as shared:
         yield shared
 
@@ -56,7 +57,7 @@ def tensors(of_tensors: Shared[Hand], request: pytest.FixtureRequest) -> Hand:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("late", [0, 1], ids=["rank-0-late", "rank-1-late"])
 def test_gate_before_agree_no_rank_admits_while_another_has_no_seal(tensors: Hand, late: int) -> None:
-    """One rank of the receiver has pages and seal, the other has its pages."""
+    """One rank of the receiver has pages and seal, and the other has its pages only."""
     [prompt] = any_prompts([70], VOCABULARY)
     want = tensors.ids(prompt)
     start = tensors.stack.idle_gauges()
@@ -138,7 +139,7 @@ def test_without_the_comparison_of_rosters_a_rank_that_admits_on_its_own_evidenc
 def test_divergence_detected_a_room_that_one_rank_alone_holds_ends_the_group_within_its_turn(
     tensors: Hand, side: str
 ) -> None:
-    """Both ranks say which of them holds what; the worker comes back and the stream goes on."""
+    """Both ranks report which rooms each holds. The worker comes back and the stream goes on."""
     group = tensors.decode if side == "decode" else tensors.prefill
     [prompt] = any_prompts([70], VOCABULARY)
     want = tensors.ids(prompt, STREAM_TOKENS)
@@ -250,7 +251,8 @@ def _moves(hand: Hand, room: dict[str, Any]) -> list[list[tuple[str, int]]]:
 
 
 def _check_told(group: Group, turn: int) -> None:
-    """Every rank's last words name the turn, and both digests with the ranks that hold each."""
+    """Check that every rank's last log line names the turn, and both digests with the ranks that hold
+    each."""
     for service in group.ranks:
         said = service.tail(400)
         found = re.search(r"turn (\d+): ranks hold different rooms \(digests 0x\w+ to 0x\w+\)", said)

@@ -45,8 +45,8 @@ def model(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def stacks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Stack]]:
-    """Two pipeline ranks compute the prompts, two tensor ranks draw, and there is no other pair. A launcher
-    that is started again reports the exit of the last one's ranks."""
+    """A stack in which two pipeline ranks compute the prompts and two tensor ranks decode, without another
+    pair. A restarted launcher reports the exit of the last one's ranks."""
     exits = tmp_path_factory.mktemp("exits")
     start = partial(
         running_stack,
@@ -96,7 +96,7 @@ class Clients:
                 thread.join(ANSWER_S)
 
     def wait_answers(self, more: int) -> None:
-        """Until so many more requests were answered."""
+        """Wait until this many more requests were answered."""
         wanted, deadline = self.answers + more, time.monotonic() + ANSWER_S
         while self.answers < wanted:
             assert not self.wrong, self.wrong
@@ -130,7 +130,8 @@ class Clients:
 
 
 def wait_held(stack: Stack, side: str) -> None:
-    """Until a room waits for `side`, one of whose ranks is stopped: what has all it needs goes on."""
+    """Wait until a room is stuck at `side`, of which one rank is stopped. Rooms that need nothing of it go
+    on."""
     waiting = {"open"} if side == "prefill" else {"open", "streaming"}
 
     def held() -> set[str]:

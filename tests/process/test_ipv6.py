@@ -14,7 +14,7 @@ LOOPBACK = "::1"
 
 @dataclass
 class Ipv6Stack(Stack):
-    """All of it on the loopback's other address."""
+    """A stack whose services all listen on the IPv6 loopback address."""
 
     @property
     def url(self) -> str:

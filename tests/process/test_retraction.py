@@ -64,8 +64,8 @@ def model(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def stacks(model: Path, request: pytest.FixtureRequest) -> Iterator[Shared[Stack]]:
-    """One worker a side; the one that draws has as many ranks as the parameter says. Whatever may wait has
-    deadlines that are far shorter than what it waits for."""
+    """A stack of one worker on each side. The parameter is the number of decode ranks. Deadlines are far
+    shorter than a retracted room's wait."""
     ranks: int = request.param
     memory = PAGES * PAGE_BYTES // ranks
     with Shared(
@@ -156,7 +156,7 @@ class Asking:
         )
 
     def together(self) -> None:
-        """All of them at once. Each gets what it gets alone."""
+        """Send all requests at once, and check that each gets the answer that it gets alone."""
         with ThreadPoolExecutor(AT_ONCE) as threads:
             answers = list(threads.map(self.ask, self.bodies))
         assert answers == self.alone
@@ -181,7 +181,7 @@ class Rounds:
     asking: Asking
     answers: int = 0
     refused: int = 0
-    """They came while a side was away."""
+    """Number of requests that were refused while a side was away."""
     wrong: list[str] = field(default_factory=list)
     leave: threading.Event = field(default_factory=threading.Event)
 
@@ -201,7 +201,7 @@ class Rounds:
                     self.wrong.append(f"{place}: {answer} for {alone}")
 
     def wait(self, answers: int, retracted: float) -> None:
-        """Until so many further answers have come, and so many rooms were retracted in all."""
+        """Wait for this many further answers, and for this many retracted rooms in all."""
         stack = self.asking.stack
         wanted, deadline = self.answers + answers, time.monotonic() + ANSWER_S
         while self.answers < wanted or retractions(stack) < retracted:
@@ -288,7 +288,7 @@ def test_nothing_fails_where_a_process_of_either_side_is_killed_while_rooms_are_
 
 
 def kill_one_process(stack: Stack, name: str) -> None:
-    """The last rank of a worker, which is back when this returns."""
+    """Kill the last rank of a worker, and wait until the worker is back."""
     ranks = stack.services[name].ranks()
     stack.forget(name)
     ranks[-1].send(signal.SIGKILL)

@@ -61,7 +61,8 @@ def _assert_closed_to_other_users(processes: Sequence[psutil.Process], log: Path
 
 
 def _forked(process: psutil.Process, among: Sequence[psutil.Process]) -> bool:
-    """Whether it is a fork of the preloaded process: what starts anew has its stack elsewhere."""
+    """Return whether the process is a fork of the preloaded one. A process that was started anew has its
+    stack at another address."""
     preloaded = next(each for each in among if "baton.cli.forked_commands" in each.cmdline())
     mapped = [Path(f"/proc/{each.pid}/maps").read_text().splitlines() for each in (preloaded, process)]
     [one, other] = [next(line.split("-")[1] for line in lines if "[stack]" in line) for lines in mapped]

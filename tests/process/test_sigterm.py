@@ -46,8 +46,8 @@ def pairs(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
 
 @dataclass
 class Clients:
-    """Each asks one thing after the other, until told not to or until it is turned away: every second one has
-    its answer streamed."""
+    """Clients that send one request after the other until they are stopped or refused. Every second one
+    streams its answer."""
 
     url: str
     model: str

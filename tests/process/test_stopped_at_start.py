@@ -42,7 +42,7 @@ def _come_up(role: str) -> None:
 
 @contextmanager
 def coming_up(process: Process, log: Path, words: str) -> Iterator[Process]:
-    """Until it has said so."""
+    """Yield the process once its log has `words`, and kill it afterwards."""
     try:
         ends = time.monotonic() + READY_S
         while words not in log.read_text():

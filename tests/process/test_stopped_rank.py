@@ -21,11 +21,12 @@ from tests.process.test_groups_kill import ANSWER_S, CLIENTS, LENGTHS, Clients, 
 
 OUTPUT_TOKENS = 60
 GROUP_TIMEOUT_MS = 600_000
-"""Far above what the test takes: that the streams go on is not the group's doing."""
+"""Timeout of a rank group, ms. It is far above the test's duration, so it is not what makes the streams go
+on."""
 
 
 def wait_listed(stack: Stack, name: str, state: str | None) -> dict[str, Any] | None:
-    """Until the bootstrap lists worker `name` in this state, or, for None, not at all."""
+    """Wait until the bootstrap lists worker `name` in this state. With None, wait until it is not listed."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         workers = web().get(f"{stack.url}/ready", timeout=10).json()["workers"]
@@ -45,7 +46,7 @@ def side(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def stack(side: str, demo_model_dir: Path, tmp_path: Path) -> Iterator[Stack]:
-    """On one side a group of two ranks, and a worker of one beside it."""
+    """A stack with a group of two ranks and a worker of one rank on `side`, and one worker on the other."""
     group, alone = {"tp": "2"}, dict[str, str]()
     with running_stack(
         str(eight_heads(tmp_path, demo_model_dir)),

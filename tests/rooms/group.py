@@ -33,7 +33,7 @@ LIVE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Settled(Generic[R]):
-    """One turn: what each rank wished, what was agreed, what each rank is to do about it."""
+    """Result of one turn: each rank's votes, the verdict, and what each rank has to do about it."""
 
     wishes: Sequence[Sequence[Vote]]
     """[rank][place]"""
@@ -53,7 +53,7 @@ class RosterGroup(Generic[R]):
         self.turn_number = 0
 
     def open(self, room: int, make: Callable[[RoomId, int], R], now_ms: int) -> list[R]:
-        """The same command on every rank, as the leader broadcasts it."""
+        """Open the room on every rank with the same command, as the leader broadcasts it."""
         name = RoomId(room)
         return [roster.open(name, lambda place: make(name, place), now_ms) for roster in self.rosters]
 
@@ -91,7 +91,7 @@ class RosterGroup(Generic[R]):
 
 
 def deadlines(ms: int = 100) -> Deadlines:
-    """The same number of milliseconds for every phase."""
+    """Return the same deadline for every phase, ms."""
     return Deadlines(ms, ms, ms, ms, ms)
 
 

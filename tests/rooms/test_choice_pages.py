@@ -22,7 +22,7 @@ Place = tuple[int, int]
 
 @st.composite
 def divisions(draw: st.DrawFn) -> ChoicePages:
-    """Of one group or two."""
+    """Draw a division of a room's pages among its choices, with one or two KV groups."""
     known, sizes = draw(st.integers(1, 40)), st.lists(st.integers(1, 9), min_size=1, max_size=2)
     return ChoicePages(known, known + draw(st.integers(0, 40)), draw(st.integers(1, 6)), tuple(draw(sizes)))
 
@@ -59,7 +59,8 @@ def test_choices_apart_nobody_writes_where_another_reads(division: ChoicePages) 
 
 
 def _written(division: ChoicePages, tables: PageTables, choice: int) -> set[Place]:
-    """Of choice 0 the hand-over wrote what is known; each other computes from behind the shared pages on."""
+    """Return the pages that this choice writes. For choice 0 the hand-over wrote the known tokens. Each other
+    one computes from behind the shared pages on."""
     first = division.known_tokens if choice == 0 else division.shared_tokens
     return {
         (group, table[position // size])

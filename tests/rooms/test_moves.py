@@ -43,7 +43,7 @@ WAY: dict[type[Room], list[list[Evidence]]] = {
     Receiver: [[Connected()], [], [Landed(GEN, (1,)), Sealed(GEN)]],
     Claimed: [[Connected()], [], [Computed()]],
 }
-"""What lets a room go on from each of its live phases."""
+"""Evidence that lets a room advance from each of its live phases, in order."""
 
 PHASES = [
     (kind, phase)
@@ -85,7 +85,7 @@ def _claim(kind: type[Room], room: Room) -> None:
 @pytest.mark.parametrize("vote", [Vote.ABORT, Vote.ADVANCE], ids=str)
 @pytest.mark.parametrize(("kind", "phase"), PHASES, ids=str)
 def test_moves_listed(kind: type[Room], phase: Phase, vote: Vote) -> None:
-    """What the table lists is done, what it does not list stops the process."""
+    """A listed transition is made. One that is not listed raises IllegalMove, which stops the process."""
     room = room_in(kind, phase)
     listed = TABLES[kind].get((phase, vote))
     if listed is None:
@@ -221,7 +221,7 @@ def test_waiting_has_no_deadline_but_its_requests_and_what_is_no_waiting_keeps_i
 
 
 def test_a_seal_after_the_deadline_does_not_save_the_room() -> None:
-    """The vote is one thing or the other; whoever is late wishes the end, sealed or not."""
+    """A rank has one vote. A room past its deadline votes for the end, whether it is sealed or not."""
     room = room_in(Sender, Phase.SEALING, ms=40)
     room.note(Sealed(GEN))
     assert room.vote(39, has_capacity=False) is Vote.ADVANCE
@@ -270,7 +270,7 @@ def test_a_retired_room_that_was_not_retired_is_a_bug() -> None:
 
 @pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver", "claimed"])
 def test_a_verdict_that_the_rank_never_wished_is_a_bug(kind: type[Room]) -> None:
-    """After the gate a missing seal is a bug, not a retry."""
+    """A seal that is missing after the gate is a bug, not a reason for a retry."""
     for phase in (phase for each, phase in LIVING if each is kind and phase in GATED):
         room = room_in(kind, phase)
         with pytest.raises(IllegalMove, match="said to be ready"):

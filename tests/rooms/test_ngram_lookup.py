@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from baton.rooms.steps.ngram_lookup import LEAST, NgramLookup
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
-"""Of so few kinds that most ends came before."""
+"""Tokens of only four kinds, so that most endings of a sequence occurred before."""
 
 
 def _lookup(tokens: list[int], longest: int = 8) -> NgramLookup:
@@ -35,7 +35,8 @@ def test_what_goes_round_is_drafted_as_far_as_is_asked() -> None:
 
 @given(TOKENS, st.integers(1, 9), st.integers(LEAST, 6))
 def test_a_draft_goes_on_from_an_earlier_occurrence(tokens: list[int], most: int, longest: int) -> None:
-    """Each of its tokens is what stands behind that; where none is drafted there is none."""
+    """Each drafted token follows an earlier occurrence of the end. Without an occurrence there is no
+    draft."""
     drafted = _lookup(tokens, longest).draft(most)
     lengths = {place: _common(tokens, place, longest) for place in range(1, len(tokens))}
     most_common = max(lengths.values(), default=0)

@@ -50,7 +50,7 @@ def test_a_proven_room_calls_for_nothing(proof: Proof) -> None:
 
 
 def test_a_room_that_stays_although_its_seal_was_read_here_calls_for_it() -> None:
-    """Another rank has read none, and its sender may never answer."""
+    """Another rank has not read the seal, and the sender may never answer."""
     room = failed(1, POOL)
     room.note(Fenced(Proof.DONE))
     assert not in_quarantine(room)

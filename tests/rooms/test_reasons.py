@@ -43,7 +43,7 @@ def test_the_alerts_leave_out_what_callers_do_and_workers_that_leave() -> None:
 
 
 def test_no_other_source_sorts_reasons() -> None:
-    """What a set of them would say is a column."""
+    """A set of reasons has to be a column of the table, not a literal in another file."""
     found = [
         f"{path.relative_to(SERVICES)}:{node.lineno}"
         for path in SERVICES.rglob("*.py")

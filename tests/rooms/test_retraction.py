@@ -13,7 +13,7 @@ def age(arrived_ms: int, room: int) -> Age:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[Want], list[RunningRoom], PageCounts, PageCounts]:
-    """Of one group or two; some rooms came at the same time."""
+    """Draw a case of one or two KV groups. Some of its rooms arrived at the same time."""
     groups = draw(st.integers(1, 2))
     counts = st.tuples(*[st.integers(0, 4)] * groups)
     ages = [age(draw(st.integers(0, 3)), room) for room in range(draw(st.integers(1, 6)))]

@@ -223,7 +223,7 @@ def test_the_census_names_every_phase() -> None:
 
 
 def test_a_remembered_cancel_is_used_up_when_its_room_opens() -> None:
-    """What is remembered later of that room does not keep older tombstones from expiring."""
+    """A tombstone of that room made later does not keep older tombstones from expiring."""
     roster = Roster[Receiver](1)
     roster.cancel(RoomId(7), GONE, 0)
     opened(roster, 7)

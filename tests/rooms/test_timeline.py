@@ -18,7 +18,7 @@ WRITERS: Final = frozenset({"note", "seen", "tell", "line", "event"})
 
 
 def docstrings() -> Mapping[Moment, str]:
-    """What stands below each member."""
+    """Return the docstring below each member of Moment, by member."""
     [body] = [
         node.body
         for node in ast.parse(Path(timeline.__file__).read_text()).body
@@ -44,7 +44,7 @@ OF: Final[Mapping[str, Set[str]]] = {
     "worker": {"Prefill", "Decode"},
     "wire": {"No process"},
 }
-"""Whose lines a source's are."""
+"""Writers that the table may name for a line, by the source that writes it."""
 NAMED: Final[Mapping[str, Set[str]]] = {
     "Both workers": {"Prefill", "Decode"},
     "Every rank": {"Prefill", "Decode"},
@@ -56,7 +56,7 @@ NAMED: Final[Mapping[str, Set[str]]] = {
 
 
 def written(source: str) -> Iterator[Moment]:
-    """What a source hands on to be written down, or keeps in a table for that."""
+    """Yield the moments that a source passes to a call or keeps in a dict, which is how they are recorded."""
     for node in ast.walk(ast.parse(source)):
         for value in node.args if isinstance(node, ast.Call) else getattr(node, "values", ()):
             match value:

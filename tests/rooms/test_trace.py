@@ -1,4 +1,4 @@
-"""Whose trace a request is part of is read from what a caller sent, or not at all."""
+"""Tests of reading a caller's trace context, which is ignored if it is invalid."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def test_only_one_module_makes_commands_of_this_interpreter() -> None:
 
 
 def test_every_process_of_this_package_is_given_its_environment() -> None:
-    """Each module that makes such a command, and starts it, gives it the environment."""
+    """Each module that builds a command for a child process starts it with the environment for it."""
     starts = re.compile(r"subprocess\.(Popen|run)|create_subprocess_exec")
     lacking = [
         str(path.relative_to(SERVICES))

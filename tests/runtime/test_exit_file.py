@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> str:
 
 @contextmanager
 def holder(path: str, what: str) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that has the lock."""
+    """Another process, which holds the file's lock."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, path, what], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

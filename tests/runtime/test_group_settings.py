@@ -39,7 +39,7 @@ def test_flags_that_do_not_go_together_are_refused_by_name(flags: dict[str, str]
 
 
 def test_codes_are_multiplied_by_compiled_steps_alone() -> None:
-    """Only decode multiplies codes. Prefill computes with the numbers that they stand for."""
+    """Only decode multiplies quantized codes directly. Prefill computes with the dequantized numbers."""
     flags = {"quantize": "int8", "compiled_steps": "false"}
     assert not load(PrefillSettings, flags, {}).multiplies_codes
     with pytest.raises(SettingsError, match=r"^--quantize int8: .* leave out --compiled-steps false"):

@@ -20,6 +20,6 @@ def of(folder: Path, name: str) -> TlsFiles:
 
 
 def flags(folder: Path, name: str) -> dict[str, str]:
-    """Those of a command line."""
+    """Return the TLS flags of a command line, by name."""
     files = of(folder, name)
     return {"tls_cert": str(files.cert), "tls_key": str(files.key), "tls_ca": str(files.ca)}

@@ -175,7 +175,7 @@ APPLICATION = application(ApiKeys([KEY], None))
 
 
 async def test_a_key_comes_as_anthropics_clients_send_it_too() -> None:
-    """One good key is enough, whichever of both headers has it; a wrong one counts as such."""
+    """One good key in either header is enough. A wrong key counts as wrong."""
     good, wrong = {"x-api-key": KEY}, {"x-api-key": OTHER}
     async with asking(ApiKeys([KEY], None), RateLimit(1)) as http:
         for headers in (good, good | {"Authorization": f"Bearer {OTHER}"}, wrong | BEARER):

@@ -75,7 +75,7 @@ def answers(cls: type[Any], served: list[str]) -> Any:
 
 @asynccontextmanager
 async def serving(files: TlsFiles, port: int = 0) -> AsyncIterator[tuple[str, list[str]]]:
-    """Every service of every party on one server; its address and what it served."""
+    """Serve every service of every party on one server. Yields its address and what it served."""
     served: list[str] = []
     server = Server(Identity(files))
     for cls, add in ADDERS:

@@ -27,7 +27,8 @@ READABLE: Final = "access-control-allow-origin"
 
 
 def application(*origins: str) -> ASGIApp:
-    """Behind a key, with a rate of two requests and bodies of 1,000 bytes."""
+    """Return an application that requires a key, with a rate of two requests and bodies of at most 1,000
+    bytes."""
     access_control = AccessControl(ApiKeys([KEY], None), RateLimit(2, lambda: 100.0))
     settings = ApiSettings(body_bytes_max=1000)
     return open_to(

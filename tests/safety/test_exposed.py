@@ -95,7 +95,8 @@ async def test_a_worker_warns_of_a_plain_port_that_others_can_reach(
 async def test_a_web_page_of_another_name_reads_nothing_where_nobody_is_asked_for_a_key(
     flags: dict[str, str], environ: dict[str, str], api: int, pages: int
 ) -> None:
-    """A page whose name was made to point here; and a probe by address, which passes everywhere."""
+    """A page's domain name was made to point to this server (DNS rebinding). A health probe by address always
+    passes."""
     listeners = open_listeners(
         load(BootstrapSettings, {"http_port": "0", "admin_port": "0", **flags}, environ)
     )

@@ -98,7 +98,7 @@ async def test_whoever_started_the_server_believes_its_very_certificate_alone(
 def test_who_reads_nothing_of_a_whole_answer_is_hung_up_on(
     loop: Callable[[], asyncio.AbstractEventLoop], ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it was handed on at once: the server sees nothing that waits."""
+    """The whole answer was given to the kernel at once, so the server sees nothing that waits."""
     monkeypatch.setattr(BoundedHttp, "stalled_s", 0.1)
     files = TlsFiles(ours / "http.crt", ours / "http.key")
     with asyncio.Runner(loop_factory=loop) as runner:
@@ -250,7 +250,7 @@ async def test_a_first_byte_after_an_answer_does_not_keep_the_connection_for_eve
 
 @pytest.mark.usefixtures("short_heads")
 async def test_a_rest_between_requests_a_slow_body_and_a_slow_answer_are_not_cut_off() -> None:
-    """Each goes on after one that was silent for longer than it has been hung up on."""
+    """Each goes on after a silence longer than the time after which a stalled client is cut off."""
     async with serving(None) as port, asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET + b"\r\n")

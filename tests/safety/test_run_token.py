@@ -37,7 +37,7 @@ OTHERS: Final = (None, TOKEN[:-1], TOKEN + "x", TOKEN.upper())
 
 @asynccontextmanager
 async def serving(identity: Identity | None = None) -> AsyncIterator[tuple[str, list[str]]]:
-    """Every service of every party on one server; its address and what it served."""
+    """Serve every service of every party on one server. Yields its address and what it served."""
     served: list[str] = []
     server = Server(identity, TOKEN)
     for cls, add in ADDERS:

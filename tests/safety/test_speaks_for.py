@@ -34,7 +34,7 @@ SIDES: Final = pytest.mark.parametrize("side", list(Side), ids=lambda side: side
 
 
 class Stack:
-    """A bootstrap with a worker of each side, and whoever has a certificate to call it with."""
+    """A bootstrap with a worker of each side, and callers with any party's certificate."""
 
     def __init__(self, at: House, address: str, folder: Path | None) -> None:
         self.at = at
@@ -75,7 +75,7 @@ class Stack:
 
 @asynccontextmanager
 async def stack(folder: Path | None) -> AsyncIterator[Stack]:
-    """None: without certificates."""
+    """A stack with certificates from this folder, or without any if it is None."""
     async with house() as at:
         server = Server(None if folder is None else Identity(of(folder, "bootstrap")))
         workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(at.rooms), server.grpc)
@@ -91,7 +91,7 @@ async def stack(folder: Path | None) -> AsyncIterator[Stack]:
 
 
 def without_proof(request: Any, shown: bytes) -> Any:
-    """The same, of somebody who knows all but the worker's secret."""
+    """Return the request of a caller that knows all but the worker's secret, with `shown` in its place."""
     made = type(request)()
     made.CopyFrom(request)
     made.credential = shown
@@ -99,7 +99,7 @@ def without_proof(request: Any, shown: bytes) -> Any:
 
 
 def other(side: Side) -> ServiceRole:
-    """Whoever is not of that side."""
+    """Return the worker role of the other side."""
     return ServiceRole.DECODE if side is Side.PREFILL else ServiceRole.PREFILL
 
 
@@ -119,7 +119,7 @@ def registration(
 
 
 def spoken(worker: ScriptedWorker, room: int) -> list[Any]:
-    """All that is said in a worker's name, its goodbye last."""
+    """Return all requests that are sent in a worker's name, its goodbye last."""
     named, own = worker.incarnation, worker.credential
     event = rooms_pb2.RoomEvent(name="granted").SerializeToString()
     report = rooms_pb2.RoomReport(room=room, event=event, retired=True)
@@ -229,7 +229,7 @@ async def test_exit_by_starter_no_certificate_is_proof_and_the_starters_secret_i
 async def test_nobody_speaks_for_a_worker_of_whom_it_knows_all_but_the_credential(
     ours: Path, side: Side, secured: bool
 ) -> None:
-    """Not another worker of its side either, nor one of its own ranks for its leader."""
+    """Another worker of its side cannot do so either, nor can one of its own ranks for its leader."""
     async with stack(ours if secured else None) as here:
         worker, registry = here.worker(side), here.at.registry
         pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
@@ -288,8 +288,8 @@ async def test_a_room_is_ended_by_whoever_opened_it_or_shows_the_bootstraps_cert
 def test_the_credential_of_a_worker_that_lives_outlasts_all_that_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Past the bound those are forgotten that have not shown theirs for longest: else whoever registers often
-    could have a living one forgotten, and register in its name."""
+    """Past the bound, credentials that were unused for longest are forgotten. Otherwise many registrations
+    could displace a live worker's credential and let a caller register in its name."""
     monkeypatch.setattr(credential_store, "KEPT_MAX", 4)
     known, own, lives, idle = CredentialStore(), bytes(16), Incarnation(1), Incarnation(2)
     known.enter(lives, own)

@@ -323,7 +323,7 @@ async def test_whoever_started_a_worker_reports_its_exit_with_its_certificate(
 
 
 async def test_no_certificate_has_a_worker_taken_for_gone_that_lives(safe: SafeStack, ours: Path) -> None:
-    """Neither one of its own side, nor that of whoever started the stack."""
+    """Neither another worker's certificate nor that of the stack's starter can do so."""
     service, incarnation = safe.services["prefill-0"], safe.incarnation("prefill-0")
     exited = workers_pb2.ReportExitRequest(name="prefill-0", pid=service.process.pid)
     leave = workers_pb2.LeaveRequest(incarnation=incarnation, credential=b"x" * 32)
@@ -366,7 +366,8 @@ def ready(http: str) -> str:
 def test_nothing_secret_is_in_logs_metrics_timelines_or_command_lines(
     safe: SafeStack, ours: Path, key_file: Path
 ) -> None:
-    """After all of the above: good keys and bad ones, a rotation, refused certificates; at level debug."""
+    """This runs after all tests above at level debug: good and bad keys, a rotation, and refused
+    certificates."""
     ask(safe, FILE_KEY)
     secrets = [FILE_KEY, FILE_KEY[:-1], SECOND_KEY, VARIABLE_KEY, HF_TOKEN]
     for path in ours.glob("*.key"):

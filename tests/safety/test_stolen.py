@@ -154,7 +154,7 @@ async def test_the_authoritys_key_is_every_party_of_its_stack_and_of_no_other(
 
 @asynccontextmanager
 async def plain_with(token: str) -> AsyncIterator[Stack]:
-    """A stack without certificates that asks for a token, and a caller who has it."""
+    """A stack without certificates that requires a run token, and a caller that has it."""
     async with house() as at:
         server = Server(None, token)
         workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(at.rooms), server.grpc)
@@ -234,7 +234,8 @@ async def test_a_rooms_key_ends_that_room_alone() -> None:
 
 
 async def test_a_clients_key_is_nothing_over_grpc() -> None:
-    """A key opens the API's port, whose paths compute and read; nothing of them ends another's request."""
+    """A key opens the API's port only. Its routes compute and read, and none ends another client's
+    request."""
     key = "sk-a-clients-key-0123456789"
     async with plain_with("a-token-of-this-run-01") as here:
         for token in (key, ""):

@@ -44,7 +44,7 @@ Load = Callable[..., TorchEngine]
 
 @pytest.fixture
 def loaded(tiny_dir: Callable[[str], Path]) -> Load:
-    """One of its own, whose pages hold NaN."""
+    """Return a function that loads an engine of its own, with pages that hold NaN."""
 
     def load(name: str, pages: int = 64) -> TorchEngine:
         memory = 3 * 6 * 2 * 16 * 16 * 4 * pages  # of the model of most KV heads
@@ -130,7 +130,8 @@ def test_what_is_drafted_is_what_the_model_alone_would_draw_behind_what_was_draw
 
 @pytest.mark.parametrize("ahead", [1, AHEAD])
 def test_a_model_that_is_the_same_drafts_what_is_drawn(loaded: Load, ahead: int) -> None:
-    """With the same seeds at the same positions, also for draws at a temperature."""
+    """A draft model that is the main model drafts the same tokens, with the same seeds and positions, also at
+    a temperature."""
     engine = loaded(MAIN)
     engine.draft_with(DraftModel(loaded(MAIN, 256), engine.vocab_size))
     worker = ShuffledWorker(engine)
@@ -154,7 +155,7 @@ def test_a_model_that_is_the_same_drafts_what_is_drawn(loaded: Load, ahead: int)
 
 @pytest.mark.parametrize("grammar", [DIGITS, OBJECT, NAMED], ids=["regex", "schema", "names"])
 def test_drafts_are_held_to_their_sequences_grammar(tmp_path: Path, grammar: Grammar) -> None:
-    """So that a model which is the same is always right with one, too."""
+    """So a draft model that is the main model is always right under a grammar, too."""
     shape = {**SHAPE, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
     directory = save(LlamaConfig(**shape), tmp_path)
     engine, beside = (
@@ -218,7 +219,8 @@ def taken_pages(model: DraftModel) -> int:
 def test_where_pages_lack_who_drafted_least_lately_gives_them_and_nobody_of_the_same_step(
     loaded: Load,
 ) -> None:
-    """Four pages, of which each takes two. Who gave them computes all anew, and drafts the same."""
+    """Each sequence takes two of four pages. One that gave its pages up computes all anew and drafts the
+    same."""
     engine = loaded(SMALLER, 4)
     assert engine.cache.pages == 4
     model = DraftModel(engine, engine.vocab_size)
@@ -336,7 +338,7 @@ def test_errors_that_pass_are_forgotten(loaded: Load) -> None:
 def test_who_wants_none_gives_its_pages_to_who_does_and_who_can_have_none_again_keeps_none(
     loaded: Load,
 ) -> None:
-    """Also one that is asked in the same step, as behind tokens that a grammar forces."""
+    """This includes a sequence that is asked in the same step, as behind tokens that a grammar forces."""
     engine = loaded(SMALLER, 4)
     model = DraftModel(engine, engine.vocab_size)
     one, other = wish("one", 20), wish("other", 29)
@@ -349,7 +351,8 @@ def test_who_wants_none_gives_its_pages_to_who_does_and_who_can_have_none_again_
 
 
 def test_ids_that_one_of_two_widths_lacks_are_not_drafted_and_nothing_behind_one(loaded: Load) -> None:
-    """As Qwen2.5's 7B and 0.5B are rounded up differently. No id of it is ever looked up."""
+    """Qwen2.5's 7B and 0.5B have such vocabularies, padded to different widths. The other model never looks
+    up a missing id."""
     watched = Watched(loaded(SMALLER), [])
     model = DraftModel(watched, watched.vocab_size)
     request = Request("low", (0, 1) * 10, TOKENS, sampling=GREEDY)

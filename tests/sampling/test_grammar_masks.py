@@ -142,7 +142,7 @@ def test_masks_are_applied_to_the_rows_that_they_are_of() -> None:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[TorchEngine, TorchEngine]:
-    """Two workers of one random model, whose vocabulary is the tokenizer's, padded."""
+    """Engines of two workers with one random model. The vocabulary is the tokenizer's, padded."""
     shape = {**SHAPE, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
     directory = save(LlamaConfig(**shape), tmp_path_factory.mktemp("held"))
     first, second = (load_engine(directory, kv_cache_memory=2**22, page_tokens=4) for _ in range(2))

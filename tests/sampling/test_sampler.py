@@ -43,7 +43,7 @@ def sequence(
 
 
 def ids(drawn: Sequenced[DrawResult]) -> list[int | None]:
-    """None where there was nothing to draw from."""
+    """Return the drawn ids, with None where there was no token to draw."""
     return [each.id if isinstance(each, Token) else None for each in drawn]
 
 
@@ -136,7 +136,7 @@ def kept(row: Sequenced[float], asked: Sampling) -> list[int]:
 def test_of_equal_tokens_those_of_the_lower_ids_are_kept_and_no_more_than_are_asked_for(
     coarse: float, asked: Sampling
 ) -> None:
-    """In a narrow number format several tokens are equally likely every now and then."""
+    """In a narrow number format, several tokens are often equally likely."""
     scores = (logits(4) / coarse).round() * coarse
     seeds = 400
     for row in scores:
@@ -178,7 +178,7 @@ def test_greedy() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocabulary", [37, 96, 1024])
 def test_greedy_takes_the_first_of_the_likeliest(vocabulary: int, dtype: torch.dtype) -> None:
-    """In vocabularies that are looked through in parts, and in others."""
+    """Large vocabularies are searched in parts, small ones at once."""
     scores = logits(8, vocabulary).round().to(dtype)
     first = [row.index(max(row)) for row in scores.tolist()]
     assert ids(sample(scores, [sequence(GREEDY)] * 8)) == first
@@ -220,7 +220,7 @@ def best(scores: torch.Tensor, sampling: Sampling, **more: Any) -> int:
 
 @pytest.mark.parametrize("penalty", [0.5, 1.2, 3.0])
 def test_repetition_penalty_is_the_reference_librarys(penalty: float) -> None:
-    """Over prompt and output, once a token however often it came."""
+    """The penalty covers prompt and output, once for each token however often it occurred."""
     for seed in range(40):
         scores, prompt, output = logits(seed=seed), [1, 2, 3, 1], [7, 7, int(logits(seed=seed).argmax())]
         expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), scores.clone())
@@ -329,8 +329,8 @@ def test_nobody_samples() -> None:
 
 @pytest.mark.parametrize("kind", ["small", "wide"])
 def test_a_rounding_of_the_logits_changes_no_draw(kind: str) -> None:
-    """Another attempt computes in one chunk what was computed token by token: float32 differs in its last
-    bits, and all tokens' shares with it."""
+    """A retried room computes in one chunk what was computed token by token. All float32 probabilities then
+    differ in their last bits."""
     vocabulary, draws = (256, 4000) if kind == "small" else (8192, 1000)
     scores = logits(vocabulary=vocabulary) * 0.5
     off = torch.linspace(0, math.pi, vocabulary).sin() * 2e-5
@@ -347,7 +347,7 @@ def draw(places: list[tuple[int, int]], vocabulary: int = 1) -> list[float]:
 
 @pytest.mark.parametrize("along", ["seeds", "positions", "ids"])
 def test_numbers_are_even_over_seeds_positions_and_ids(along: str) -> None:
-    """In a hundred cells, and for neighbouring pairs in a grid of ten by ten."""
+    """The random numbers are even in a hundred cells, and neighbouring pairs in a grid of ten by ten."""
     places = [(0, 0)] if along == "ids" else [(each, 0) for each in range(DRAWS)]
     places = [place[::-1] for place in places] if along == "positions" else places
     told = draw(places, DRAWS if along == "ids" else 1)
@@ -360,7 +360,7 @@ def test_numbers_are_even_over_seeds_positions_and_ids(along: str) -> None:
 
 @pytest.mark.parametrize("ids_apart", [1, 2, 1024])
 def test_what_two_ids_get_does_not_hang_together(ids_apart: int) -> None:
-    """Over seeds, in a grid of ten by ten."""
+    """Over many seeds, pairs of numbers are even in a grid of ten by ten."""
     told = numbers([(seed, 3) for seed in range(DRAWS)], ids_apart + 1, torch.device("cpu"))
     pairs = zip(told[:, 0].tolist(), told[:, ids_apart].tolist(), strict=True)
     cells = Counter(int(a * 10) * 10 + int(b * 10) for a, b in pairs)
@@ -398,7 +398,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("count", [1, 2, 7, 31, 32])
 def test_the_likeliest_tokens_are_the_first_of_equal_ones_in_every_row(count: int) -> None:
-    """Of rows beside each other with equal scores at the end of their likeliest, and without."""
+    """A batch has rows with and without equal scores at the end of their likeliest tokens."""
     generator = torch.Generator().manual_seed(count)
     apart = torch.randn(4, 32, generator=generator)
     raw = torch.cat((apart, apart.round(), torch.zeros(1, 32), apart.masked_fill(apart < 0, float("-inf"))))

@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def reports(seeds: Iterable[int], rooms: int, name: str | None, jobs: int) -> Iterator[Report]:
-    """In the order of the seeds."""
+    """Run all seeds, `jobs` at a time, and yield their reports in the order of the seeds."""
     play = partial(run, rooms=rooms, name=name)
     if jobs == 1:
         yield from map(play, seeds)

@@ -40,8 +40,8 @@ LIVE: Final = frozenset({RoomPhase.OPEN, RoomPhase.STREAMING})
 
 
 class WatchedRooms(RoomController):
-    """Rooms do not wait for a timer where news exists (`terminal-reaches-peer`), and nobody is lost who lives
-    and says so (`live-is-not-lost`)."""
+    """The bootstrap's rooms, with checks that none waits for a timer where news exists
+    (`terminal-reaches-peer`) and that no live worker that reports is lost (`live-is-not-lost`)."""
 
     tell_world: World
 

@@ -36,7 +36,7 @@ class Context:
     """The part of a ServicerContext that Baton's handlers use."""
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """No certificates are shown here."""
+        """Return no certificate, since the simulation has none."""
         return {}
 
     async def abort(
@@ -46,7 +46,7 @@ class Context:
 
 
 class SimulatedServer:
-    """One process' gRPC server. `open` is when it starts to listen."""
+    """The gRPC server of one process. `open` is set when it starts to listen."""
 
     def __init__(self, network: Network, process: SimulatedProcess, address: str) -> None:
         self._network = network
@@ -101,7 +101,7 @@ class SimulatedServer:
 
 
 class Channel:
-    """From one process to one address."""
+    """A simulated gRPC channel from one process to one address."""
 
     def __init__(self, network: Network, address: str) -> None:
         self._network = network
@@ -151,8 +151,8 @@ class Channel:
 
 
 class SimulatedCall:
-    """One RPC, seen from above both ends. It ends once: `reader` is told, and the handler is cancelled if it
-    still runs."""
+    """One RPC with both of its ends. It ends once: `reader` is told, and the handler is cancelled if it still
+    runs."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class SimulatedCall:
         if timeout_s is not None:
             self._timer = self._loop.call_later(max(timeout_s, 0.0), self._too_late)
         self._within = self.caller.host == self.host
-        """Whether the process calls itself: nothing is lost then."""
+        """Whether the process calls itself, so that no message is lost."""
         if not self._within and network.loses():
             self._loop.call_later(network.patience_s(), self.break_off, "Connection timed out")
             return
@@ -199,8 +199,8 @@ class SimulatedCall:
             self._loop.call_later(again_s, self._arrive_again)
 
     def send(self, request: bytes) -> None:
-        """One more request of a call that can have many. Each is lost, or its answer is, as often as a call
-        of its own would be; the connection ends with it, and so does the call."""
+        """Send one more request of a streaming call. It or its answer is lost as often as in a call of its
+        own. A loss ends the connection and the call."""
         if self._over:
             return
         self._network.sent[self._name] += 1
@@ -331,7 +331,7 @@ class SimulatedCall:
         return True
 
     def _too_late(self) -> None:
-        """Both ends know the deadline."""
+        """End the call at its deadline, which both ends know."""
         handler = self._handler
         if not self._over:
             self._end(rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.platform import Platform
 
 NEWS_S: Final = 2.0
-"""In which what the bootstrap knows of a worker's end is known to every other."""
+"""Time in which every other worker learns of a worker's end that the bootstrap knows of, seconds."""
 DEATHS: Final = frozenset({"crash", "rank crash", "rank pause"})
 STALL: Final = "rank stall"
 SILENCE: Final = frozenset({"pause", "rank pause", "cut", "bootstrap pause", STALL})
@@ -74,17 +74,18 @@ PATIENCE: Final = frozenset(
 ROOMS_MAX: Final = RetryBounds().rooms_max
 """Most rooms of a request in a row that bring no token."""
 PAUSES_MS: Final = (10, 40, 160, 500, 500)
-"""At least, before the room that follows so many of them."""
+"""Shortest pauses before the next room, by the number of failed rooms before it, ms."""
 CLOCK_MS: Final = 2
 SENT_PER_ROOM: Final = 3
-"""Each of two workers is asked for it, and told once that it is over; of several, that is one request."""
+"""Messages sent for each room. Each of two workers is asked for it and told once that it is over. For several
+workers, that is one request."""
 SENT_PER_BREAK: Final = 4
-"""For a stream that broke: what is over is told again."""
+"""Further messages to a worker for each stream that broke, since ends of rooms are sent again."""
 SENT_BESIDE: Final = 40
 BREAKS: Final = TROUBLE - {"slow message"}
 
 THERE: Final = ("free", "cached", "left")
-"""States of what nobody uses."""
+"""Names of states of pages that are not in use."""
 
 NAMED: Final = {
     Reason.RECORD_CORRUPT.value: "slot-owner",
@@ -148,7 +149,8 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
 
 
 def _is_handed_over_at_home(entry: RoomEntry) -> bool:
-    """Canaries and the run's last rooms alone are: nobody asks for a prompt's scores here."""
+    """Return whether a room is handed over between two sides of one process. Only canaries and the run's last
+    rooms are, since no request scores its prompt here."""
     other = None if entry.prefill is None else entry.prefill.other_side
     return other is not None and other.incarnation == entry.decode.incarnation and not entry.canary
 

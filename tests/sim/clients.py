@@ -20,10 +20,11 @@ from tests.sim.profile import Profile
 from tests.sim.rank import World
 
 END_S: Final = 75.0
-"""In which every client has its end, whatever happens: the queue's time, the request's, and some."""
+"""Time in which every client's request ends, whatever happens, seconds: the queue's timeout, the request's,
+and a margin."""
 TRIES: Final = 8
 TENANTS: Final = (b"one", b"one", b"another")
-"""In whose shares requests of several classes wait."""
+"""Tenants of the clients. Requests of several classes wait in the share of each."""
 TURNED_AWAY: Final = frozenset({"overloaded", "no worker", "bootstrap gone"})
 
 
@@ -33,7 +34,7 @@ class Client:
     hang_up_s: float | None = None
     """Time at which the client hangs up, in seconds."""
     enough: int | None = None
-    """After how many tokens it has read all it wants."""
+    """Number of tokens after which the client stops reading."""
     cancel_s: float | None = None
     """Time at which its room is cancelled by number, in seconds."""
     outputs: dict[int, list[int]] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class Clients:
         return client
 
     async def run(self) -> None:
-        """All of them, each at its time. Ends when the last has its end."""
+        """Run all clients, each at its time, until the last one ends."""
         loop, shape = self._world.loop, self._world.shape
         times = sorted(self._random.uniform(0.0, shape.arrivals_s) for _ in self.clients)
         start_s = loop.time()
@@ -90,13 +91,13 @@ class Clients:
             await task
 
     def storm(self) -> None:
-        """Most of those who wait hang up."""
+        """Let most of the waiting clients hang up at once."""
         for left in list(self._connections):
             if self._random.random() < 0.7:
                 _leave(left, "hung up")
 
     async def ask(self, bootstrap: SimulatedBootstrap, client: Client) -> None:
-        """One request, as the HTTP API's handler makes it, in the bootstrap's process."""
+        """Serve one request in the bootstrap's process, as the HTTP API's handler does."""
         try:
             stream = await bootstrap.backend.generate(client.request)
         except Overloaded:
@@ -131,7 +132,7 @@ class Clients:
     # ---- inside
 
     async def _serve(self, client: Client) -> None:
-        """Until it has its end. Who was turned away comes again, some times."""
+        """Try the client's request until it ends. A refused client comes back up to TRIES times."""
         for _ in range(TRIES):
             await self._platform.bootstrap_up.wait()
             await self._try(client)
@@ -155,7 +156,7 @@ class Clients:
             self._world.trace.violate(self._world.loop.time(), "room-ends", text)
 
     async def _connection(self, client: Client, bootstrap: SimulatedBootstrap) -> None:
-        """Until the answer is whole, the client hangs up, or the bootstrap is no more."""
+        """Follow one try until the answer is whole, the client hangs up, or the bootstrap is gone."""
         loop, process = self._world.loop, bootstrap.process
         asking = process.spawn(self.ask(bootstrap, client))
         left: asyncio.Future[str] = loop.create_future()

@@ -127,7 +127,7 @@ class SimulatedModel:
 
 
 class SimulatedEngine:
-    """One rank's memory and what is computed in it."""
+    """The memory of one rank, and what is computed in it."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class SimulatedEngine:
                 self._write(row, first, noise)
 
     def step(self, rows: Sequence[Row]) -> list[RowResult]:
-        """The rest of it, where it ends."""
+        """End a step: read again, write what was computed, and return the results."""
         self._read(rows, "ends")
         taken: list[RowResult] = []
         for row in rows:
@@ -293,7 +293,7 @@ class StepFault(Exception):
 
 
 class SimulatedThread(Executor):
-    """The one that makes the steps of a rank's engine: in virtual time."""
+    """The thread that runs the steps of a rank's engine, in virtual time."""
 
     def __init__(
         self,

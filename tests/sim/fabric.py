@@ -27,7 +27,7 @@ BEFORE = {"pages": (), "records": (), "seals": ("pages", "records")}
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """One rank's memory, and who holds what of it."""
+    """The memory of one rank, and the holders of its parts."""
 
     name: str
     host: str
@@ -59,7 +59,8 @@ class Bank:
         return next(((room, holding) for room, holding in held.items() if _in(unit, holding)), None)
 
     def rooms(self, address: int) -> set[RoomId]:
-        """All that hold what lies there: of a page that holds a known prefix, several may."""
+        """Return all rooms that hold the memory at this address. Several rooms may share a page of a known
+        prefix."""
         unit = next(self.units(address, 1))
         return {room for room, held in self.holdings.by_room.items() if unit is not None and _in(unit, held)}
 
@@ -125,7 +126,7 @@ class WatchedFabric(MemoryFabric):
         return write
 
     def follow(self, plan: FaultPlan) -> None:
-        """From the next put on; what is under way does as was drawn."""
+        """Use the fault plan from the next put on. Puts that are under way keep what was drawn for them."""
         self._plan = plan
 
     def land(self, write: Write) -> None:

@@ -18,13 +18,13 @@ from tests.sim.rank import World
 from tests.sim.worker import SimulatedWorker
 
 STALL_S = 6.0
-"""In which the bootstrap knows of a turn that does not end: a lease here, but the registry's least, and a
-word of it."""
+"""Time in which the bootstrap learns of a turn that does not end, seconds: the registry's shortest lease and
+one message."""
 SHORT_OR_LONG_S = (0.1, 0.4, 1.5, 4.0, 18.0)
 
 
 class Faults:
-    """One task a fault: it waits for its time, does it, and undoes it later."""
+    """The faults of a run, one task each: it waits for its time, makes the fault, and undoes it later."""
 
     def __init__(self, world: World, platform: Platform, clients: Clients, seed: str) -> None:
         self._world = world
@@ -68,7 +68,7 @@ class Faults:
                 self._tasks.append(self._world.loop.create_task(self._at(at_s, kind)))
 
     def heal(self) -> None:
-        """Nothing goes wrong any more, and what did is mended."""
+        """Stop all faults and repair what they broke."""
         for task in self._tasks:
             task.cancel()
         for one, other, both in self._cuts:
@@ -158,7 +158,8 @@ class Faults:
             worker.resume()
 
     async def _stall_rank(self) -> None:
-        """A worker whose turn does not end gets no rooms (`honest-health`)."""
+        """Stop a rank for a while, and check that a worker whose turn does not end loses its lease
+        (`honest-health`)."""
         running = [each for each in self._platform.running() if each.lives]
         groups = [each for each in running if len(each.ranks) > 1 and not each.stands_still]
         if not groups:

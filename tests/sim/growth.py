@@ -34,7 +34,8 @@ class WorkerGrowth:
         """Rooms of each rank that are retracted and not released."""
 
     def look(self, rank: int, receiving: ReceivingSide[DecodeRoom], *, computes: bool) -> None:
-        """At a rank, in a turn in which the engine of each was free. `computes`: a step runs now."""
+        """Check a rank's rooms in a turn in which every rank's engine was free. `computes`: whether a step
+        runs now."""
         if len(self._turns) > 1:
             self._compare(rank, tuple(_held(receiving)))
         self._look_at_retractions(rank, receiving)

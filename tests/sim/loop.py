@@ -28,7 +28,7 @@ CANCELLED_TIMERS_MAX: Final = 4_096
 
 
 class Deadlock(Exception):
-    """Nothing can run and no timer is set, while something is still waited for."""
+    """Raised when nothing can run and no timer is set, while something is still waited for."""
 
 
 class Livelock(Exception):
@@ -90,11 +90,11 @@ class SimulatedProcess:
 
     @property
     def waits(self) -> bool:
-        """Something of it could run at once."""
+        """Return whether a callback of the process could run at once."""
         return self._loop.queued(self) or bool(self.held)
 
     def kill(self) -> None:
-        """Nothing of it runs any more, not even what it would do on its way out."""
+        """End the process. No code of it runs any more, not even its cleanup."""
         self.life = Life.DEAD
         self.held.clear()
         for tell in list(self.on_death):
@@ -105,7 +105,7 @@ PROCESS: Final[contextvars.ContextVar[SimulatedProcess]] = contextvars.ContextVa
 
 
 def this_process() -> SimulatedProcess:
-    """Whose code is running. LookupError in code that belongs to the simulation itself."""
+    """Return the simulated process whose code is running. Raises LookupError in the simulation's own code."""
     return PROCESS.get()
 
 

@@ -30,7 +30,7 @@ TURNS_S: Final = 0.3
 LATE_REQUEST_S: Final = 0.5
 LATE_ANSWER_S: Final = 6.0
 WITHIN_S: Final = 0.0001
-"""From one process to itself."""
+"""Delay of a message from a process to itself, seconds."""
 REPEATED: Final = frozenset({"Cancel", "Register", "Renew", "Drain", "ReportRooms", "ReportExit"})
 """Methods that their callers call again when no answer came: the server may see the first one as well."""
 
@@ -150,8 +150,8 @@ class Network:
         return at_s
 
     async def handle(self, process: SimulatedProcess) -> None:
-        """A message has come for this process, whose handler gets it when so many rounds have gone by: within
-        a few times what all handlers took of its core meanwhile, whatever else it does."""
+        """Delay a message to this process by some rounds of its handlers. Check that it waits at most a few
+        times as long as all handlers computed meanwhile."""
         since_s, before_s = self.loop.time(), process.handled_s
         for _ in range(self.handler_rounds):
             process.compute(ROUND_S)
@@ -171,15 +171,15 @@ class Network:
         return self._draw(self.weather.unanswered_share, "answer lost")
 
     def late_request_s(self, method: str) -> float:
-        """Before when a request does not arrive."""
+        """Return the time before which a request does not arrive."""
         return self._late_s(method, LATE_REQUEST_S)
 
     def late_answer_s(self, method: str) -> float:
-        """Before when the answer to one that arrived now does not."""
+        """Return the time before which the answer to a request that arrived now does not arrive."""
         return self._late_s(method, LATE_ANSWER_S)
 
     def doubles(self, method: str) -> float | None:
-        """After how many seconds the request arrives once more, if it does."""
+        """Return after how many seconds the request arrives a second time, or None if it does not."""
         if method not in REPEATED or not self._draw(self.weather.twice_share, "request doubled"):
             return None
         return self._random.uniform(0.0, 1.0)

@@ -41,7 +41,7 @@ class Platform:
         """The names of the workers that are one process each."""
         self._processes += [(f"prefill-{number}", f"decode-{number}") for number in range(shape.both)]
         self.everyone: list[SimulatedWorker] = []
-        """Every incarnation that ever was."""
+        """Every incarnation of a worker that ever existed."""
         self.bootstrap = SimulatedBootstrap(world)
         self.bootstraps = [self.bootstrap]
         self.bootstrap_up = asyncio.Event()
@@ -69,7 +69,7 @@ class Platform:
         return [worker for worker in self.workers.values() if not worker.over]
 
     def all_ready(self) -> bool:
-        """Every worker holds a lease and has proven itself."""
+        """Return whether every worker holds a lease and has passed its canary."""
         states = {w.facts.incarnation: w.state.value for w in self.bootstrap.registry.workers()}
         return all(not w.over and states.get(w.incarnation) == "ready" for w in self.workers.values())
 

@@ -31,7 +31,7 @@ class Troubles:
     flip_share: float = 0.0
     """Share of page writes in which one bit is flipped."""
     pauses: int = 0
-    """All of a worker's processes stop for a while."""
+    """Number of times that all of a worker's processes stop for a while."""
     rank_pauses: int = 0
     group_s: float = 2.0
     """Seconds after which a group counts as broken if one rank is missing."""
@@ -53,7 +53,7 @@ class Troubles:
     weights: int = 0
     """A process that serves both sides is given another weight."""
     storms: int = 0
-    """Many clients hang up at about one time."""
+    """Number of times that many clients hang up at once."""
     step_failure_share: float = 0.0
     slow_ranks: int = 0
     handler_rounds: int = 0
@@ -83,7 +83,7 @@ class Profile:
     chunk_tokens: int
     window_bytes: int
     arrivals_s: float
-    """Over which time the rooms are asked for."""
+    """Time over which the rooms' requests arrive, seconds."""
     reuse: bool = True
     """Workers keep the pages of ended sequences for those that begin alike."""
     alike: float = 0.2

@@ -79,7 +79,7 @@ class World:
     """Random numbers of processes at start: incarnations, drifts."""
     step_failure_share: float = 0.0
     workers: "dict[Incarnation, SimulatedWorker]" = field(default_factory=dict)
-    """Every one that ever was."""
+    """Every worker that ever existed, by incarnation."""
     grown: dict[Incarnation, WorkerGrowth] = field(default_factory=dict)
     """Growth of each decode worker."""
     model: SimulatedModel = field(init=False)
@@ -116,7 +116,7 @@ class Rank:
     registry: CollectorRegistry
     work: PrefillWork | DecodeWork
     endpoints: list[Incarnation]
-    """Every transfer endpoint it ever had, the present one last."""
+    """Every transfer endpoint of the rank so far, the present one last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class ChanceClaims:
         self._random = rng
         self._share = share
         self._turns: dict[RoomId, int] = {}
-        """In how many turns each that waits is claimed; never, where it is negative."""
+        """Turns until each waiting room is claimed, by room. A negative number means never."""
 
     def due(self, receiving: ReceivingSide[DecodeRoom]) -> list[RoomId]:
         if not self._share:

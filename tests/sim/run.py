@@ -29,11 +29,11 @@ from tests.sim.trace import Trace, Violation
 
 ROOMS: Final = 250
 READY_S: Final = 90.0
-"""In which everything is ready, at first and after everything was mended."""
+"""Time in which everything is ready, at first and after all faults were repaired, seconds."""
 LAST_TRIES: Final = 3
 """A way that broke while it was not used is found out, and made anew, by a room that fails."""
 REST_S: Final = 150.0
-"""In which everything comes to rest: the registry waits for reports of rooms for a minute."""
+"""Time in which everything comes to rest, seconds. The registry waits for reports of rooms for a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class _Scene:
             await asyncio.sleep(0.5)
 
     async def _last_requests(self) -> None:
-        """Every pair serves, whatever it went through."""
+        """Send a last request to every pair, each of which has to serve."""
         bootstrap = self._platform.bootstrap
         workers = bootstrap.registry.workers()
         draw = random.Random(1)

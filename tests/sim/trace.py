@@ -1,4 +1,4 @@
-"""What happened in a run, in order: for people who look for a fault, and as one number for replay."""
+"""The trace of a simulation run: its events in order for people, and one digest to compare replays."""
 
 import hashlib
 from collections import Counter, deque
@@ -51,7 +51,7 @@ class Trace:
             self.violations.append(Violation(invariant, text, room, tuple(self.lines(room))))
 
     def lines(self, room: int = 0) -> list[str]:
-        """The last events, or those of one room and the faults beside them."""
+        """Return the last events, or those of one room with the faults between them, as text."""
         chosen = [event for event in self._events if not room or event[3] == room or event[1] == "fault"]
         return [
             f"{now_s:10.4f}  {who:<14} {what}" + (f" room {about}" if about else "") + f"  {detail}"

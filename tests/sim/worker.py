@@ -103,12 +103,12 @@ class SimulatedWorker:
 
     @property
     def lives(self) -> bool:
-        """Nothing was done to it that it may die of, and its leader runs."""
+        """Return whether the leader runs and nothing was done to the worker that it may die of."""
         return not (self.over or self._wounded) and self.leader.process.life is Life.RUNNING
 
     @property
     def stands_still(self) -> bool:
-        """Some rank of it does."""
+        """Return whether some rank of the worker is paused."""
         return any(rank.process.life is Life.PAUSED for rank in self.ranks)
 
     @property
@@ -209,7 +209,7 @@ class SimulatedWorker:
         await self._server.stop(LAST_REPLIES_S)
 
     def _left(self, turns: "asyncio.Task[None]") -> None:
-        """All ranks agreed to leave: then none has anything left to do."""
+        """Check that a worker whose ranks all agreed to leave holds no room."""
         held = [
             f"{rank.process.name}: {len(rank.work.roster)}" for rank in self.ranks if len(rank.work.roster)
         ]
@@ -289,7 +289,8 @@ class SimulatedWorker:
         self._end_all(rank, type(error).__name__)
 
     def _end_all(self, ended: Rank, why: str) -> None:
-        """One of them has ended: the others have a while to say why, and without their leader none."""
+        """End the worker some time after one rank has ended. The other ranks have a while to report why, and
+        less if it was the leader."""
         self._world.loop.call_later(KILL_S if ended is self.leader else GRACE_S, self._die, why)
 
     def _lose_paused(self, rank: int) -> None:

@@ -66,7 +66,7 @@ from tests.stories.stage import DEADLINE_MS, LAYOUT, DecodeStage, PrefillStage, 
 
 Words = Mapping[str, str]
 Act = Callable[[int, Any], None]
-"""On the rank of this number, which is that."""
+"""An action on one rank, given its number and the rank."""
 MARK = "----"
 UNSAID: Final = ("peer", "exposure", "phase_ms", "of_rank")
 """Fields of requests that are the same in all of a dialogue, or no matter of it."""
@@ -75,7 +75,7 @@ ASKED: Final = "<< "
 
 
 class Play:
-    """One story being played."""
+    """One story that is being played."""
 
     def __init__(self) -> None:
         self._stages: dict[str, DecodeStage | PrefillStage] = {}
@@ -274,12 +274,13 @@ class Play:
         return self._stages[side or next(iter(self._stages))]
 
     def _ranks(self, side: str, words: Words) -> list[tuple[int, Any]]:
-        """Every rank with its number, or the one that is named."""
+        """Yield every rank with its number, or only the one that is named."""
         ranks = list(enumerate(self._stage(side).ranks))
         return [ranks[int(words["rank"])]] if "rank" in words else ranks
 
     def _each(self, side: str, words: Words, act: Act, *, known: bool = False) -> list[str]:
-        """What ranks find wrong with it, each thing once. `known`: with a room that they do not hold, too."""
+        """Do `act` on each rank, and return the errors, each once. `known`: also report ranks that do not
+        hold the room."""
         said = []
         for number, rank in self._ranks(side, words):
             if known and _room(words) not in rank.roster:
@@ -351,7 +352,7 @@ def _value(value: Any) -> str:
 
 
 def _tell(settled: Settled[Any], place: int, room: RoomId, before: Phase) -> list[str]:
-    """What the ranks wished for one room, what was agreed, and where every rank is now."""
+    """Return lines on a room's turn: the ranks' votes, the verdict, and where every rank is now."""
     wishes = []
     for rank, votes in enumerate(settled.wishes):
         reason = settled.reasons[rank].get(place) if votes[place] is Vote.ABORT else None
@@ -396,7 +397,7 @@ def play(text: str) -> str:
 
 
 def _dialogue(performance: Play, lines: Iterable[str]) -> Iterator[str]:
-    """What is said to the stage, and behind each command what the stage says to it and asks for."""
+    """Yield each command of a dialogue, and behind it the stage's replies and requests."""
     for line in lines:
         if line.startswith(SAID):
             yield line

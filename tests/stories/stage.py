@@ -38,8 +38,8 @@ S = TypeVar("S", bound=HandOverSide[Any, Any])
 
 
 def request(room: int, pages: int, prompt_pages: int, *, choices: int = 1, like: int = 0) -> Request:
-    """One whose prompt fills `prompt_pages`, the last of them not quite, and that may grow to `pages` in each
-    of its choices. `like`: its prompt is whole pages of the same tokens as other requests of that number."""
+    """Return a request whose prompt nearly fills `prompt_pages`, and each of whose choices may grow to
+    `pages`. `like`: number of a shared prompt, which consists of whole pages."""
     tokens = max(prompt_pages * group_of(LAYOUT).page_tokens - (0 if like else 2), 0)
     most = pages * group_of(LAYOUT).page_tokens - tokens + 1
     prompt = ((like or room) % VOCABULARY,) * tokens
@@ -50,7 +50,7 @@ def request(room: int, pages: int, prompt_pages: int, *, choices: int = 1, like:
 
 @dataclass(slots=True)
 class RankMemory:
-    """One rank's memory. `kv` holds one byte a page: the room that wrote it last, 0 for none."""
+    """The memory of one rank. `kv` has one byte per page: the room that wrote it last, 0 for none."""
 
     kv: bytearray
     slots: bytearray
@@ -67,11 +67,11 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """What a sender was told once, and may use at any later time."""
+    """A grant that a sender was told once, and may write to at any later time."""
 
     grant: Grant
     memory: RankMemory
-    """As it lay then."""
+    """The memory as it lay when the grant was told."""
     prompt_tokens: int
 
 
@@ -95,7 +95,7 @@ class Stage(Generic[S]):
         return settled
 
     def observe(self) -> None:
-        """What ranks see by themselves."""
+        """Let each rank collect its own evidence."""
 
     def agreed(self) -> None:
         """The ranks have met."""
@@ -108,7 +108,7 @@ class Stage(Generic[S]):
                 yield asked
 
     def carry_out(self, rank: int, asked: Any) -> None:
-        """One request of a rank."""
+        """Carry out one request of a rank, as far as this world does."""
 
     def foreign_pages(self, rank: int) -> int:
         """Pages that a room of the rank holds and that another room wrote to since."""
@@ -122,7 +122,7 @@ class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
         self.memories = [RankMemory.of(pages, slots) for _ in range(ranks)]
         self.exposure = Incarnation(EXPOSURE)
         self.told: dict[tuple[int, RoomId], Destination] = {}
-        """By rank and room."""
+        """Grants that the sender was told, by rank and room."""
         receivings = [
             ReceivingSide(
                 ReceivingRoom,
@@ -189,7 +189,7 @@ class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
         to.memory.slots[start : start + len(data)] = data
 
     def revoke(self, *, agreed_only: bool) -> None:
-        """All memory is taken back from everyone who knows it: it goes on at another address."""
+        """Revoke all exposed memory. It goes on at another address."""
         for receiving in self.ranks:
             receiving.revoke()
         if agreed_only:
@@ -207,7 +207,8 @@ class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
         self.ranks[rank].drawn(held, choice)
 
     def space(self, rank: int) -> str:
-        """Before a step: each choice that goes on is to be computed up to its last token. Which are."""
+        """Make space before a step in which each unfinished choice is computed to its last token. Returns the
+        choices that are computed."""
         receiving = self.ranks[rank]
         rows = [
             (room, choice, len(room.request.prompt) + len(room.outputs[choice]))
@@ -241,7 +242,7 @@ class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
 
 @dataclass(slots=True)
 class StagedWrites:
-    """How far the writes of a room have come, of one rank."""
+    """Progress of the writes of one room from one rank."""
 
     failure: str | None = None
     written: bool = False
@@ -262,7 +263,7 @@ class PrefillStage(Stage[SendingSide[SendingRoom]]):
             for rank in range(ranks)
         ]
         self.posted: set[tuple[int, RoomId]] = set()
-        """By rank: rooms with writes under way."""
+        """Rooms with writes under way, as pairs of rank and room."""
         self.writes: dict[tuple[int, RoomId], StagedWrites] = {}
         super().__init__(sendings)
 
@@ -273,7 +274,7 @@ class PrefillStage(Stage[SendingSide[SendingRoom]]):
                     sending.ended(room)
 
     def compute(self, rank: int, room: RoomId, now_ms: int, tokens: int | None = None) -> None:
-        """A step ended, behind so many tokens of the room, or all."""
+        """End a step that computed this many tokens of the room, or all of them."""
         held = self.ranks[rank].roster.get(room)
         known = held.request.prefill_tokens
         computed = known if tokens is None else tokens

@@ -18,7 +18,7 @@ def module_name(path: Path) -> str:
 
 
 def sources() -> dict[str, str]:
-    """Each module's text by its name."""
+    """Return each module's text, by its name."""
     return {
         module_name(path): path.read_text()
         for path in sorted((ROOT / "services").rglob("*.py"))

@@ -54,7 +54,7 @@ def test_each_word_runs_its_tier_and_nothing_else(tier: str) -> None:
 def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each(
     broken: str, tmp_path: Path
 ) -> None:
-    """The last line of the script is that of its last word, pytest's."""
+    """A script's exit status is that of its last command, pytest."""
     make = tmp_path / "make"
     make.write_text(f'#!/bin/sh\necho "$2 in $CI"\n[ "$2" != {broken} ]\n')
     make.chmod(0o755)
@@ -125,7 +125,7 @@ def test_what_starts_something_slow_fails_a_test_that_does_not_say_so(reason: st
 def test_no_process_is_started_whose_command_line_says_what_the_test_does_not(
     words: Sequence[str], reason: str
 ) -> None:
-    """This test has no mark."""
+    """This test itself has no mark."""
     with pytest.raises(pytest.fail.Exception, match=f"mark it with @pytest.mark.{reason}"):
         subprocess.run(words, timeout=60, check=False)
 

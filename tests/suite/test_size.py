@@ -35,7 +35,7 @@ PROGRAMS: Final = {
 
 
 def constructors(source: str) -> Iterator[tuple[str, int]]:
-    """Each class of a module that says what it is made of, and of how many parts."""
+    """Return each class that declares its parts, and the number of parts."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ClassDef):
             continue

@@ -20,7 +20,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(slots=True)
 class _Collective:
-    """One call, as far as ranks have arrived in it."""
+    """One collective call, with the ranks that have arrived in it so far."""
 
     call: str
     brought: dict[int, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Loopback:
         self.broken: str | None = None
 
     def groups(self) -> "list[LoopbackGroup]":
-        """Each rank's view, by rank."""
+        """Return each rank's view of the group, by rank."""
         return [LoopbackGroup(self, rank) for rank in range(self.size)]
 
     def lose(self, rank: int, why: str) -> None:

@@ -27,11 +27,11 @@ How = ParamSpec("How")
 FAILED: Final = pytest.StashKey[bool]()
 """Key of tests of which a phase failed."""
 STARTS_MAX: Final = 2
-"""In vain, one after the other: it will not come up for a third test either."""
+"""Failed starts in a row after which a shared thing is not started again for a third test."""
 
 
 class Shared(Generic[Thing]):
-    """One thing at a time, made when it is first wanted."""
+    """A thing that tests share one after the other. It is made when it is first needed."""
 
     def __init__(
         self, make: Callable[How, AbstractContextManager[Thing]], *args: How.args, **options: How.kwargs
@@ -49,7 +49,8 @@ class Shared(Generic[Thing]):
         self._end()
 
     def lend(self, borrower: pytest.Item) -> Thing:
-        """To a test, until another asks. Raises what kept it from coming up."""
+        """Lend the thing to a test until another test asks for it. Raises the error that kept it from
+        starting."""
         if self._borrower is not None and self._borrower.stash.get(FAILED, False):
             self._end()
         self._borrower = borrower

@@ -26,7 +26,7 @@ class SpanEvent:
 
 @dataclass(frozen=True)
 class Seen:
-    """One span as it arrived."""
+    """One span as the collector received it."""
 
     service: str
     """`service.name` of the process."""
@@ -43,10 +43,10 @@ class Seen:
     attributes: Mapping[str, Any]
     events: tuple[SpanEvent, ...]
     error: str | None
-    """What its status says, if that is ERROR."""
+    """Message of the span's status if that is ERROR, else None."""
 
     def at_ns(self, event: str) -> int:
-        """When the first event of this name was."""
+        """Return the time of the first event with this name, ns."""
         return next(each.at_ns for each in self.events if each.name == event)
 
     def names(self) -> list[str]:

@@ -32,7 +32,7 @@ class Served:
     model: str = ""
 
     def lines(self) -> list[dict[str, Any]]:
-        """Of every part's log, so far."""
+        """Return the log lines of all parts so far, as fields."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines():
             part, _, entry = line.partition(": ")
@@ -41,7 +41,7 @@ class Served:
         return found
 
     def wait_lines(self, message: str, parts: Sequence[str]) -> list[dict[str, Any]]:
-        """The last line of each part that says so, once they all have."""
+        """Wait until each part has logged the message, and return the last such line of each."""
         deadline = time.monotonic() + READY_S
         while True:
             last = {line["part"]: line for line in self.lines() if line["message"] == message}
@@ -54,13 +54,13 @@ class Served:
         return {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
 
     def rooms(self, request_id: str) -> list[dict[str, Any]]:
-        """Of one request, newest first."""
+        """Return the rooms of one request, newest first."""
         reply = web().get(f"{self.url}/rooms", params={"request_id": request_id})
         found: list[dict[str, Any]] = reply.json()["rooms"]
         return found
 
     def pid_of(self, worker: str) -> int:
-        """Of the worker's own process."""
+        """Return the process id of the worker's own process."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(child.pid for child in children if worker in child.cmdline())
 
@@ -78,7 +78,7 @@ class Served:
 
 
 def others_variables(folder: Path) -> dict[str, str]:
-    """What a machine's other programs may be told, none of which is meant for Baton."""
+    """Return environment variables of other programs on a machine, none of which is meant for Baton."""
     nowhere = "http://127.0.0.1:1"  # whose port only the system's administrator can listen on
     missing = str(folder / "not-there")
     given = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), nowhere)
@@ -95,8 +95,7 @@ def others_variables(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def serving(model: Path, folder: Path, *flags: str) -> Iterator[Served]:
-    """With an environment that is full of other programs' variables: what is read of a stack here is what it
-    says in spite of them."""
+    """Run `baton serve` in an environment full of other programs' variables, which must not affect it."""
     log, port = folder / "serve.log", free_port()
     command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(port), "--grpc-port", "0"]
     command += ["--model", str(model), "--kv-cache-memory", "128MiB", *flags]
@@ -115,13 +114,13 @@ def serving(model: Path, folder: Path, *flags: str) -> Iterator[Served]:
 
 
 def events_of(reply: httpx.Response) -> Iterator[dict[str, Any]]:
-    """Of a streamed reply, as they come."""
+    """Yield the events of a streamed reply as they come."""
     for line in reply.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line[6:])
 
 
 def in_order(names: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether `wanted` are among `names` in this order."""
+    """Return whether `wanted` occur among `names` in this order."""
     rest = iter(names)
     return all(each in rest for each in wanted)

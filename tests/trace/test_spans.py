@@ -261,7 +261,7 @@ def test_each_request_has_one_line_in_the_log_with_its_ids_and_its_tokens(served
 
 
 def test_without_its_collector_a_stack_serves_and_ends_as_ever(served: Served, collector: Collector) -> None:
-    """The last one: it ends the stack, with a request under way, which is answered."""
+    """This test is the last one, since it ends the stack. A request under way is still answered."""
     collector.server.stop(0).wait()
     replies: list[httpx.Response] = []
 

@@ -13,7 +13,7 @@ from baton.transfer.transfer_protocol import PutId, PutState, Region, Run, Trans
 KV_BYTES: Final = 1 << 20
 SLOTS_BYTES: Final = 4096
 PATIENCE_S: Final = 30.0
-"""How long anything may take before a test gives up on it; never measured against."""
+"""Longest wait for anything before a test gives up, seconds. Nothing is measured against it."""
 
 MakeTransfer = Callable[[Incarnation, str | None], Transfer]
 
@@ -60,7 +60,8 @@ class Bench:
         return node
 
     def pair(self) -> tuple[Node, Node]:
-        """Two endpoints, the first connected to the second; not the other way."""
+        """Return two endpoints, of which the first is connected to the second, but not the other way
+        round."""
         sender, receiver = self.node(), self.node()
         sender.transfer.connect(receiver.transfer.endpoint())
         return sender, receiver

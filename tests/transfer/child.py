@@ -11,7 +11,7 @@ from typing import Any, Final
 from tests.forks import fork_answering
 
 ANSWER_S: Final = 60.0
-"""How long a child may take before a test gives up on it."""
+"""Longest time for one answer of a child before a test gives up, seconds."""
 
 
 class Child:
@@ -28,7 +28,7 @@ class Child:
         self._process, self._pipe = fork_answering(target, arguments, output, environment)
 
     def said(self) -> str:
-        """What the process wrote to stdout and stderr."""
+        """Return all that the process wrote to stdout and stderr."""
         return self._output.read_text() if self._output.exists() else ""
 
     def begin(self, what: str, *arguments: object) -> None:

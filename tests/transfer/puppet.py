@@ -18,7 +18,7 @@ from tests.transfer.child import Child
 
 IDLE_S: Final = 0.0005
 NEXT_EXPOSURE: Final = 0x100
-"""From one exposure's id to the next one's."""
+"""Difference between the ids of two successive exposures."""
 
 
 class Puppet(Child):
@@ -48,7 +48,7 @@ class Puppet(Child):
 
 
 class _Contents:
-    """What the region holds, as bytes of this process."""
+    """Access to the content of a memory region as bytes, on the CPU or a GPU."""
 
     def __init__(self, memory: HostMemory | DeviceMemory) -> None:
         self._memory = memory
@@ -69,7 +69,8 @@ class _Contents:
         torch.cuda.synchronize(self._memory.device)
 
     def view(self) -> memoryview:
-        """Where they are now, and will be after the memory has moved. Raises TypeError on a GPU."""
+        """Return a view of the region's bytes that stays right after the memory has moved. Raises TypeError
+        on a GPU."""
         if not isinstance(self._memory, HostMemory):
             raise TypeError("a GPU's memory does not move")
         return self._memory.view
@@ -101,7 +102,7 @@ def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length:
         exposure.revoke()
 
     def release() -> None:
-        """What an abort that trusts the library would do: let go of every posted write."""
+        """Release all posted writes, as an abort would that trusts the library."""
         transfer: Any = exposure.transfer
         for write in transfer.ledger.under_way():
             write.handle.release()

@@ -346,7 +346,8 @@ def test_a_put_to_an_endpoint_that_closed_ends_without_hanging(bench: Bench) -> 
     bench.shut(receiver)
 
     def broken() -> bool:
-        """Until the sender has seen that the connection ended, it may write where the memory was."""
+        """Return whether the sender has seen that the connection ended. Until then it may write where the
+        memory was."""
         try:
             bench.send(sender, receiver, "kv", WHOLE)
         except TransferError:

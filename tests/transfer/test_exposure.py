@@ -110,7 +110,7 @@ def test_revoking_keeps_every_byte_and_exposes_it_anew(receiver: ExposedProcess)
 
 
 def test_ids_grow_whatever_is_drawn(receiver: ExposedProcess) -> None:
-    """Who hears of two exposures knows the newer one by its id."""
+    """A peer that is told of two exposures knows the newer one by its larger id."""
     receiver.ids = iter([0xE005, 0xE004, 0xE100])
     told = []
     for _ in range(3):
@@ -263,7 +263,8 @@ def test_a_write_that_asks_no_endpoint_lands_in_the_sink(posted: str) -> None:
 
 
 def test_without_the_move_such_a_write_corrupts() -> None:
-    """What the sink is for: an endpoint that is only made anew does not keep a writer out."""
+    """A new endpoint over the same memory does not keep an old writer out. This is why the memory moves and a
+    sink takes its place."""
     fabric, bench, receiver = blind(1.0)
     node, old, before = sender(bench, receiver), receiver.exposure.id, receiver.fill(7)
     receiver.exposure.close()

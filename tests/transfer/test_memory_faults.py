@@ -26,7 +26,7 @@ def steps(node: Node, count: int) -> None:
 
 
 def trace(seed: int) -> list[int]:
-    """In which order a sender sees 40 puts end under every fault at once."""
+    """Return the order in which a sender sees 40 puts end under every fault at once."""
     plan = FaultPlan(
         seed,
         delay_steps_max=5,

@@ -36,7 +36,8 @@ print(json.dumps(seen))
 
 
 def codes(*words: str) -> list[list[str]]:
-    """At the start, before the transfer is made, and after."""
+    """Return the first bytes of some of the C library's functions at the start, before the transfer is made,
+    and after."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     seen: list[list[str]] = json.loads(done.stdout.splitlines()[-1])

@@ -228,7 +228,7 @@ def late_write(make: MakePuppet) -> tuple[Puppet, Puppet, PutId]:
 
 
 def test_over_tcp_memory_that_is_used_again_at_once_is_overwritten(tcp_puppets: MakePuppet) -> None:
-    """What the fence is for."""
+    """A late write overwrites reused memory over TCP, which is why a fence is needed."""
     sender, receiver, posted = late_write(tcp_puppets)
     receiver.ask("fill", 1)
     receiver.ask("drive", True)
@@ -293,7 +293,7 @@ def test_a_write_to_memory_that_was_taken_away_fails_or_lands_where_nobody_reads
 
 
 def finish_broken(sender: Puppet, old: int) -> None:
-    """Until the sender has seen that its way broke."""
+    """Send puts until the sender has seen that its connection broke."""
     sender.ask("drive", True)
 
     def broken() -> bool:

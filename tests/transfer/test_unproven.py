@@ -67,7 +67,8 @@ def test_what_does_end_is_still_told_of_a_peer_that_is_gone(bench: Bench) -> Non
 def test_what_goes_wrong_after_its_peer_was_known_to_be_gone_has_failed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    """Its target is torn down while it is under way: nobody will say once more that it is gone."""
+    """The put's target is torn down while it is under way, and no later event reports that its peer is
+    gone."""
     sender, receiver = bench.pair()
     peer = receiver.incarnation
     put = sender.transfer.put(peer, "kv", RUNS)

@@ -68,7 +68,7 @@ class Seen:
     elsewhere: list[str] = field(default_factory=list)
 
     def fits(self) -> None:
-        """Nothing is wider than the window."""
+        """Check that nothing is wider than the window."""
         wide = self.page.evaluate(
             "[...document.querySelectorAll('body *')].filter((each) => each.checkVisibility?.()"
             " && !each.closest('.sr, .skip, thead') && each.getBoundingClientRect().right > innerWidth + 1)"
@@ -78,14 +78,15 @@ class Seen:
         assert page_wide <= 0, f"{page_wide} pixels too wide: {wide}"
 
     def until(self, expression: str) -> None:
-        """Until it holds in the page, asked from here: its policy lets no text be run there later."""
+        """Wait until the JavaScript expression holds in the page. It is evaluated from here, since the page's
+        policy forbids it there."""
         deadline = time.monotonic() + WAIT_MS / 1000
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, f"never: {expression}"
             self.page.wait_for_timeout(POLL_MS)
 
     def is_read(self) -> None:
-        """Every text stands out from what is behind it, as WCAG's level AA has it."""
+        """Check that every text has the contrast of WCAG's level AA."""
         assert self.page.evaluate(CONTRAST.read_text()) == {}
 
 

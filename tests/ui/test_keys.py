@@ -87,7 +87,8 @@ ASK = """async ([url, key]) => {
     return [error.name];
   }
 }"""
-"""What a page is told of a request that carries a key, which a browser asks leave for first."""
+"""Script of a page that sends a POST with a key and returns what the browser lets it read. The browser sends
+a CORS preflight first."""
 
 
 def test_a_page_of_an_origin_that_is_let_in_reads_answers_and_refusals_and_another_reads_nothing(

@@ -19,7 +19,7 @@ from tests.verify.parts import ModelPart, Mutants, Simulation
 
 ROOMS: Final = 100_000
 SIMULATION_S: Final = 880.0
-"""The last seeds are begun by then: a few, so that they end soon."""
+"""Time after which no further seeds are begun, seconds. The few that run then end soon."""
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ class Piece(NamedTuple):
 
 
 def in_lanes(busy: Iterable[Piece], waiting: Iterable[Piece], count: int) -> list[str]:
-    """Do all pieces, `count` at a time, each begun when a lane is free. The first lane begins with pieces
+    """Run all pieces, `count` at a time, each as soon as a lane is free. The first lane begins with pieces
     that mostly wait, the others with those that compute. Returns the pieces that failed."""
     problems: list[str] = []
     lock, computing, idling = threading.Lock(), iter(busy), iter(waiting)

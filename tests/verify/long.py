@@ -14,12 +14,13 @@ from tests.verify.lanes import Piece, in_lanes
 from tests.verify.parts import SEEDS_AT_A_TIME, asked, simulated
 
 HOURS_MAX: Final = 24.0
-"""Most hours of one scope of the model."""
+"""Most hours for one scope of the model."""
 SEEDS_MAX: Final = 10**9
 
 
 def go_on(seed: int | None, hours: float | None, jobs: int) -> int:
-    """Until `hours` are over, or for ever. The simulation starts at `seed`, or at one that is drawn."""
+    """Run checks until `hours` are over, or for ever if it is None. The simulation starts at `seed`, or at a
+    drawn one."""
     first = time.time_ns() % SEEDS_MAX if seed is None else seed
     _tell({"first_seed": first})
     batches = _Batches(time.monotonic() + 3600 * hours if hours is not None else float("inf"))

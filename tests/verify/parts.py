@@ -44,7 +44,8 @@ class Broken(Exception):
 
 
 def asked(module: str, *words: str, limit_s: float) -> dict[str, Any]:
-    """The one JSON object that a part prints. Its status is not looked at: what it found is in the object."""
+    """Run a part, and return the one JSON object that it prints. Its exit status is ignored, since the object
+    has the findings."""
     command = [sys.executable, "-m", module, *words]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
@@ -95,7 +96,8 @@ class Simulation:
     rooms_wanted: int
     first_seed: int
     until_s: float
-    """No more seeds are begun after this time, of `time.monotonic`: better too few than too late."""
+    """Time of `time.monotonic` after which no further seeds are begun, since too few are better than too
+    late."""
     rooms: int = 0
     runs: int = 0
     violations: int = 0

@@ -39,7 +39,7 @@ def text_of(page: Path) -> str:
 
 @cache
 def prose_of(page: Path) -> str:
-    """Without blocks of code, and without brackets in words of code, which are no links."""
+    """Return the page's text without code blocks, and without brackets in inline code, which are no links."""
     return CODE.sub(lambda code: re.sub(r"[][]", " ", code[0]), FENCE.sub("", text_of(page)))
 
 

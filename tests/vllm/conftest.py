@@ -35,7 +35,7 @@ def prompts() -> list[list[int]]:
 def alone(
     demo_model_dir: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> list[list[int]]:
-    """What vLLM's own `LLM` answers to each of the prompts."""
+    """Greedy answers of vLLM's own `LLM` to each prompt."""
     return vllm_greedy(demo_model_dir, prompts, TOKENS, tmp_path_factory.mktemp("oracle"))
 
 

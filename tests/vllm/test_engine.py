@@ -31,7 +31,7 @@ def test_moves_change_nothing(driver: Driver, prompts: Ids, alone: Ids) -> None:
 
 
 def test_a_lost_cache_of_requests_changes_nothing(driver: Driver, prompts: Ids, alone: Ids) -> None:
-    """As if no request ever went on: each step's rows are new ones for the runner."""
+    """The runner forgets its requests before each step, so that all rows are new to it."""
     requests = driver.engine.runner.requests
     schedule = requests.schedule
 

@@ -36,7 +36,7 @@ def long_prompts() -> list[list[int]]:
 def answers(
     demo_model_dir: Path, long_prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> list[list[int]]:
-    """What vLLM's own `LLM` answers. It ends before the stack starts."""
+    """Greedy answers of vLLM's own `LLM`, which ends before the stack starts."""
     return vllm_greedy(demo_model_dir, long_prompts, TOKENS, tmp_path_factory.mktemp("oracle"))
 
 

@@ -25,7 +25,8 @@ NAMESPACE: Final = "watched"
 
 
 def program(name: str) -> str:
-    """Where it is, for a test that may use it. Its absence is a failure that says what to install."""
+    """Return the path of a Prometheus program for a test that may use it. Fails with the name of the package
+    to install if it is absent."""
     starts("prometheus")
     found = shutil.which(name)
     assert found is not None, (
@@ -56,7 +57,7 @@ class Prometheus:
         return result
 
     def values(self, expression: str) -> list[float]:
-        """Every value that is a number, of every series since the start."""
+        """Return every numeric value of every series since the start."""
         found = self.ask("query_range", query=expression, start=self.started_s, end=time.time(), step=1)
         values = [float(value) for series in found["result"] for _, value in series["values"]]
         return [value for value in values if not math.isnan(value)]
@@ -79,7 +80,7 @@ class Prometheus:
 
 
 def hastened(rules: str) -> str:
-    """The same rules, firing after a second instead of minutes."""
+    """Return the same rules, which fire after a second instead of minutes."""
     return re.sub(r"^(\s+for: )\d+m$", r"\g<1>1s", rules, flags=re.MULTILINE)
 
 

@@ -78,7 +78,7 @@ def test_the_dashboard_counts_the_requests_of_every_route_that_generates_and_of_
 
 
 def generate_routes_of() -> Mapping[str, bool]:
-    """Every route of the API that is posted to, and whether it generates: only such a one finds no worker."""
+    """Return every POST route of the API, and whether it generates text. Only those that do need a worker."""
     with TestClient(create_app(ScriptedBackend(), tiny.model(), CollectorRegistry())) as http:
         paths = http.get("/openapi.json").json()["paths"]
     return {path: "503" in each["post"]["responses"] for path, each in paths.items() if "post" in each}
@@ -102,11 +102,9 @@ def test_a_dashboards_panels_do_not_overlap_and_each_is_explained() -> None:
 
 
 def told_of(panel: str, series: Mapping[str, str], expected: Mapping[str, Mapping[str, float]]) -> None:
-    """What Prometheus makes of a panel's queries: of each legend, values by labels, after ten minutes, to a
-    thousandth or so.
-
-    A `series` is told by its labels, as its values minute by minute.
-    """
+    """Check the values that Prometheus computes for a panel's queries after ten minutes, rounded to about a
+    thousandth. `expected`: values by labels, by legend. `series`: values minute by minute, by the series'
+    labels."""
     [queries] = [each.queries for row in ROWS.values() for each in row if each.title == panel]
     filled = {"$namespace": ".*", "$worker": ".*", "$__rate_interval": "5m"}
 
@@ -136,7 +134,7 @@ def told_of(panel: str, series: Mapping[str, str], expected: Mapping[str, Mappin
 
 @pytest.mark.prometheus
 def test_each_request_is_drawn_once_and_a_client_that_hung_up_was_not_refused() -> None:
-    """Of each status one, two, four, … a second, so that a sum says which are in it."""
+    """The statuses have rates of one, two, four, … a second, so that a sum shows which of them are in it."""
     labels = (*sorted(map(str, STATUSES)), OTHER)
     each = {status: 2**place for place, status in enumerate(labels)}
     route = "/v1/chat/completions"
@@ -161,8 +159,8 @@ def test_each_request_is_drawn_once_and_a_client_that_hung_up_was_not_refused() 
 @pytest.mark.prometheus
 @pytest.mark.parametrize(("given_up", "computing"), [(0, 0.375), (15, 0.0)])
 def test_no_stage_takes_less_than_no_time(given_up: int, computing: float) -> None:
-    """A room a second has its first token 0.5 s after it came, 0.125 s of them without a destination. Those
-    whose clients hang up have waited 8 s for one."""
+    """One room per second gets its first token after 0.5 s, of which it waits 0.125 s for a destination.
+    Rooms whose clients hang up waited 8 s for one."""
     phases = {"bootstrapping": (1 + given_up, 0.125 + 8 * given_up), "waiting_for_input": (1, 0.0)}
     series = {'baton_build_info{role="prefill", worker="prefill-0", rank="0"}': "1x10"}
     series |= {"baton_prefill_first_token_seconds_count": "0+60x10"}

@@ -26,12 +26,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.prometheus]
 
 BOARD: Final = Path(__file__).parents[2] / "deploy" / "grafana" / "baton.json"
 ROLES: Final = {"bootstrap": "bootstrap", "prefill": "prefill-0", "decode": "decode-0"}
-"""And whose process of the stack it is."""
+"""The `role` label of each process, and the name of the process in the stack."""
 VARIABLES: Final = {"$namespace": NAMESPACE, "$worker": ".*", "$__rate_interval": "20s"}
 REFUSED: Final = 8
 """Requests in a row: one alone is no alert."""
 PROMETHEUS_OWN: Final = re.compile(r"up|scrape_\w+|ALERTS\w*|\w+:.*")
-"""What it adds to what it scrapes, recorded names among it."""
+"""Names of the series that Prometheus adds to those it scrapes, recording rules included."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Watched:
         return web().post(f"{self.stack.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
     def hang_up(self) -> None:
-        """After the first piece of a long answer."""
+        """Hang up after the first piece of a long answer."""
         body = {
             "model": self.model(),
             "prompt": "Count:",
@@ -80,7 +80,7 @@ class Watched:
 
     @contextmanager
     def under_load(self) -> Iterator[None]:
-        """One request after the other, all the time."""
+        """Send one request after the other while the block runs."""
         answers: list[int] = []
         over = Event()
 
@@ -100,7 +100,7 @@ class Watched:
 
 @contextmanager
 def watched_stack(demo_model_dir: Path, folder: Path) -> Iterator[Watched]:
-    """One pair of workers, each process scraped each second, under load."""
+    """A stack of one pair of workers under load, with each process scraped every second."""
     with running_stack(
         str(demo_model_dir),
         bootstrap={"retry_wait_ms": "200"},
@@ -163,7 +163,7 @@ def test_every_documented_series_is_there_with_its_type_and_no_other(watched: Wa
 
 
 def _combinations(metric: Exported) -> list[Mapping[str, str]]:
-    """Of the values of its labels that are known beforehand."""
+    """Return all combinations of the metric's label values, for labels whose values are known beforehand."""
     closed = {label: values for label, values in metric.labels.items() if values}
     return [dict(zip(closed, values, strict=True)) for values in product(*closed.values())]
 
@@ -239,7 +239,7 @@ def test_every_query_of_the_dashboard_returns_data(watched: Watched) -> None:
 
 
 def _queries(board: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """What each panel, legend by legend, and each annotation asks."""
+    """Return title and query of each annotation and of each legend of each panel."""
     found = [(each["name"], each["expr"]) for each in board["annotations"]["list"]]
     for panel in board["panels"]:
         found += [

@@ -277,7 +277,8 @@ async def test_connections_without_tls_are_closed_counted_and_logged_at_a_limite
 
 
 def test_when_no_more_files_can_be_open_whoever_connects_is_hung_up_on_and_counted() -> None:
-    """It runs in a process with a small limit of files. Afterwards the spare file is there again."""
+    """The server runs in a process with a small limit of open files. Afterwards its spare file is open
+    again."""
     done = subprocess.run([sys.executable, "-c", OUT_OF_FILES], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     hung_up, lines, served = json.loads(done.stdout.splitlines()[-1])

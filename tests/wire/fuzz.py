@@ -112,7 +112,7 @@ def messages(kind: type[M], likely: Likely | None = None) -> st.SearchStrategy[M
 
 
 def computable(vocabulary: int) -> Likely:
-    """Fields of an `InferenceRequest` that a model of so many tokens can compute."""
+    """Return values for the fields of an `InferenceRequest` that a model with this vocabulary can compute."""
     tokens = st.integers(0, vocabulary - 1)
     return {
         "request_id": st.just(""),

@@ -5,11 +5,11 @@ from baton.wire.receiver_secret import digest_of
 
 
 def secret_of(incarnation: int) -> bytes:
-    """The same in every run, and another one for each incarnation."""
+    """Return the secret of this incarnation, which is the same in every run."""
     return incarnation.to_bytes(8, "big") * 2
 
 
 def decode_peer(name: str, incarnation: int, address: str) -> rooms_pb2.Peer:
-    """As a room names a decode worker whose secret is `secret_of` its incarnation."""
+    """Return a decode worker as a room names it. Its secret is `secret_of` its incarnation."""
     digest = digest_of(secret_of(incarnation))
     return rooms_pb2.Peer(name=name, incarnation=incarnation, address=address, secret_digest=digest)

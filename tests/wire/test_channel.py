@@ -26,7 +26,7 @@ SETTLED = 50
 
 
 class WordyDecode(inference_pb2_grpc.DecodeServiceServicer):
-    """Says so many lines in one message, and the next as soon as the stream takes it."""
+    """A decode service that sends messages of given numbers of lines, each as soon as the stream takes it."""
 
     def __init__(self, messages: Sequence[int]) -> None:
         self._messages = messages
@@ -46,7 +46,7 @@ class WordyDecode(inference_pb2_grpc.DecodeServiceServicer):
 
 
 def test_every_channel_and_server_is_set_up_in_one_place() -> None:
-    """One that is made elsewhere goes by a proxy for HTTP, shows no token, and is open to whoever calls."""
+    """One made elsewhere would use an HTTP proxy, send no token, and be open to any caller."""
     makes = re.compile(r"\b(insecure_channel|secure_channel|(aio|grpc)\.server)\(")
     package = Path(module.__file__).parents[1]
     found = {
@@ -72,7 +72,7 @@ async def replies_of(worker: WordyDecode) -> AsyncIterator[AsyncIterator[inferen
 
 
 async def test_a_caller_that_takes_nothing_keeps_the_worker_from_sending_and_misses_nothing() -> None:
-    """What it cannot send a worker collects: the caller gets fewer, longer messages when it reads again."""
+    """The worker collects what it cannot send. The caller gets fewer, longer messages when it reads again."""
     worker = WordyDecode([1] * LINES)
     async with replies_of(worker) as replies:
         heard = [await anext(replies)]
@@ -108,7 +108,8 @@ async def test_a_server_binds_addresses_of_both_kinds(host: str) -> None:
 
 
 async def test_who_comes_to_the_address_of_a_dead_process_is_reached_at_once() -> None:
-    """gRPC waits before it connects again to where nobody was, and refuses what is called meanwhile."""
+    """By default gRPC waits before it reconnects to an address that did not answer, and refuses calls
+    meanwhile."""
     dead, next_one, channels = Incarnation(1), Incarnation(2), Channels()
     request = health_pb2.HealthCheckRequest()
     async with serving(lambda _: None) as address:

@@ -223,7 +223,7 @@ def test_events_come_back_as_they_were(event: Event) -> None:
 
 
 def odd_scores(**other: Any) -> inference_pb2.Scores:
-    """Of one token, with these fields otherwise."""
+    """Return the scores of one token, with these fields replaced."""
     return inference_pb2.Scores(**{"first": 1, "logprobs": [-1.0], "ranks": [1], **other})
 
 

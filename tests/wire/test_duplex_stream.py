@@ -38,7 +38,7 @@ class Echo(inference_pb2_grpc.HandoverServiceServicer):
 
 
 class Talk:
-    """One conversation with an echo."""
+    """One two-way stream with a service that echoes."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -125,7 +125,7 @@ async def test_who_is_called_off_ends_the_stream_at_its_peer(talk: tuple[Echo, T
 async def test_a_bug_ends_the_stream_and_is_logged(
     talk: tuple[Echo, Talk], caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """Otherwise it would go on, deaf or mute."""
+    """Otherwise the stream would go on without reading or sending."""
     mine = talk[1]
     mine.say()
     if where == "hearing":

@@ -73,7 +73,7 @@ KINDS: list[type[Message]] = [
 
 
 def read(convert: Callable[[M], T], message: M) -> tuple[T] | None:
-    """What `message` says; None when it is refused."""
+    """Convert `message`, and return the result in a tuple, or None if it is refused."""
     try:
         return (convert(message),)
     except (Refusal, PeerFault):
@@ -81,7 +81,8 @@ def read(convert: Callable[[M], T], message: M) -> tuple[T] | None:
 
 
 def canonical(message: Message) -> bytes:
-    """Compares NaN to NaN; fields that nobody knows are dropped."""
+    """Return bytes by which two messages compare as equal, with NaN equal to NaN and unknown fields
+    dropped."""
     known = type(message)()
     known.CopyFrom(message)
     known.DiscardUnknownFields()
@@ -108,7 +109,7 @@ NEIGHBOUR = Sequence(Request("neighbour", (1, 2), 5, sampling=Sampling(top_logpr
 def test_what_is_taken_can_be_drawn_and_leaves_its_neighbour_alone(
     message: inference_pb2.InferenceRequest, output: list[int]
 ) -> None:
-    """One that cannot be drawn would fail the step of everyone in it."""
+    """A request that cannot be drawn would fail the step of all requests in it."""
     request = read(wire.request_from_wire, message)
     if request is None:
         return
@@ -215,7 +216,7 @@ def test_a_request_id_is_kept_or_refused_whole(request_id: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(data=st.data())
 def test_bytes_are_a_message_or_refused_by_the_decoder(kind: type[Message], data: st.DataObject) -> None:
-    """Also a message of ours with bytes changed, cut off or doubled."""
+    """This includes valid messages with bytes changed, cut off or doubled."""
     raw = bytearray(data.draw(messages(kind, SENSIBLE)).SerializeToString()[:4096])
     for place, value in data.draw(st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 255)), max_size=4)):
         if raw:

@@ -22,7 +22,7 @@ from tests.wire.fuzz import computable, messages, unsigned
 
 GOOD: Final = RoomId(7)
 OTHER: Final = Incarnation(33)
-"""Another prefill worker: what the fuzzed commands speak for."""
+"""Another prefill worker, in whose name the fuzzed commands speak."""
 ASKED: Final = toy.request(str(GOOD), tuple(range(100, 110)), max_tokens=4)
 NOWHERE: Final = "127.0.0.1:1"
 HERE: Final = "here"

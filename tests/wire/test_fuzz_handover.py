@@ -25,7 +25,7 @@ HEARD = st.lists(messages(inference_pb2.HandOverReply, test_fuzz_decode.LIKELY),
 
 
 async def speak(said: list[inference_pb2.HandOverRequest], greeted: bool) -> None:
-    """By another decode worker, while a good room is handed over to its own."""
+    """Send requests as another decode worker, while a good room is handed over to its own."""
     fabric = MemoryFabric()
     receivers = Receiver(fabric), Receiver(fabric, OTHER)
     bench = PrefillBench(fabric)
@@ -75,7 +75,7 @@ def test_what_a_receiver_says_ends_nobody_elses_rooms(
 
 
 async def hear(replies: list[inference_pb2.HandOverReply]) -> None:
-    """From a sender, of rooms that are not the good one; its grants are answered by then."""
+    """Receive replies of a sender on other rooms than the good one, whose grant it has answered already."""
     async with decoding() as bench:
         bench.sender.quiet.set()
         asked = test_fuzz_decode.ASKED

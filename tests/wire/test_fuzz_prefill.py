@@ -28,12 +28,12 @@ from tests.wire.fuzz import computable, messages, unsigned
 
 GOOD: Final = 7
 OTHER: Final = Incarnation(33)
-"""Another decode worker: what the fuzzed commands speak for."""
+"""Another decode worker, in whose name the fuzzed commands speak."""
 PROMPT: Final = tuple(range(100, 110))
 GRANTED: Final = (9, 2, 3)
 SLOT: Final = 1
 ANSWERED: Final = (Refusal, PeerFault, Truncated, LayoutMismatch)
-"""What a caller is answered with; anything else is a bug, and ends the worker."""
+"""Errors that a caller gets as an answer. Any other error is a bug and ends the worker."""
 TURNS_MAX: Final = 600
 
 ROOMS = st.sampled_from([GOOD, GOOD + 1, GOOD ^ (1 << 63), 2])
@@ -172,7 +172,7 @@ def anothers_connect(receiver: Receiver) -> inference_pb2.ConnectRequest:
 
 
 def handed_over(receiver: Receiver) -> None:
-    """Its pages, its record, and not a byte more."""
+    """Check that the receiver got the good room's pages and record, and not a byte more."""
     for position, token in enumerate(PROMPT):
         page, place = GRANTED[position // toy.PAGE_TOKENS], position % toy.PAGE_TOKENS
         at = place * toy.GROUP.token_bytes

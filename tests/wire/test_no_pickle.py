@@ -38,7 +38,7 @@ HARMLESS: Final = frozenset({("re", "compile"), ("torch", "compile")})
 
 
 def faults(source: str) -> Iterator[str]:
-    """What in `source` could run a peer's bytes, by line."""
+    """Yield each construct in `source` that could execute a peer's bytes, with its line."""
     for node in ast.walk(ast.parse(source)):
         line = getattr(node, "lineno", 0)
         names: list[str] = []

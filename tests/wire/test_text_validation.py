@@ -37,7 +37,7 @@ ODD: Final = (
     "x" * 129,
     "{a}",
 )
-"""No names of anything."""
+"""Texts that are no valid names."""
 NOT_ADDRESSES: Final = (
     *("", "a", "a:", ":1", "a:0", "a:65536", "a:1:2", "a b:1", "a\n:1", "\x1b[2J:1", "<b>:1", "a/b:1", "é:1"),
     *("unix:/tmp/x", "dns:///a:1", "x" * 256 + ":1", "a:١"),

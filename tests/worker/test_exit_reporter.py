@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> str:
 
 
 async def reported(path: str, *errors: RemoteError) -> list[tuple[str, int, bytes]]:
-    """What is reported of RECORDS, where the first reports fail."""
+    """Return the reports that were made of RECORDS when the first reports fail with `errors`."""
     with ExitFile(path) as file:
         file.leave(RECORDS)
     told: list[tuple[str, int, bytes]] = []

@@ -72,7 +72,7 @@ async def compiled(folds: GrammarStates) -> None:
 async def test_no_room_draws_before_its_grammar_is_compiled(
     folds: GrammarStates, slow: Slow, side: str
 ) -> None:
-    """What is there already, and the vote, are those of the side's last moment before a draw."""
+    """The room's phase and vote are those of each side's last moment before a draw."""
     make, phase = SIDES[side]
     asked = request(grammar=DIGITS)
     room: Room = make(folds, asked)

@@ -24,7 +24,7 @@ from tests.wire.servers import channel_to, serving, until
 @dataclass
 class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     refusals: list[Exception] = field(default_factory=list)
-    """Of registrations, one each."""
+    """Errors that refuse the next registrations, one each."""
     departed: list[int] = field(default_factory=list)
     known: bool = False
     unproven: bool = False
@@ -32,9 +32,9 @@ class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     held_up: asyncio.Event | None = None
     """Renewals wait for it in a queue."""
     turns_ms: list[int] = field(default_factory=list)
-    """What renewals said of the worker's turn."""
+    """Turn times that the worker's renewals reported, ms."""
     weight: int | None = None
-    """By which the worker's process is chosen."""
+    """Prefill weight of the worker's process that replies to renewals tell, or None."""
     registered: list[workers_pb2.RegisterRequest] = field(default_factory=list)
 
     async def Register(self, request: Any, context: Any) -> workers_pb2.RegisterReply:  # noqa: N802

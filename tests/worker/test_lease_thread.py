@@ -25,19 +25,19 @@ from tests.wire.servers import until
 
 @dataclass
 class ThreadedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
-    """In threads of its own: it answers while the test's loop is held."""
+    """A registry that runs in its own threads, so that it answers while the test's loop is blocked."""
 
     departed: list[int] = field(default_factory=list)
     gone: bool = False
     calls: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
-    """Of the run, that calls showed."""
+    """Run tokens that calls showed."""
     told: list[int] = field(default_factory=list)
     """The turns that renewals told of."""
     heard: threading.Condition = field(default_factory=threading.Condition)
 
     def wait_renewals(self, more: int) -> None:
-        """Hold the caller's thread until so many more renewals have come."""
+        """Block the caller's thread until this many more renewals have come."""
         with self.heard:
             wanted = self.calls.count("renew") + more
             assert self.heard.wait_for(lambda: self.calls.count("renew") >= wanted, PATIENCE_S)

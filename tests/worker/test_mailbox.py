@@ -172,7 +172,7 @@ async def test_an_answer_that_is_held_is_given_later_and_the_others_keep_their_o
 
 
 async def test_an_answer_that_is_held_for_nobody_is_given_to_nobody() -> None:
-    """On a follower, and where the one who asked has left."""
+    """A held answer has no receiver on a follower, and where the caller has left."""
     Mailbox().hold()(RoomExists("x"))
     box = Mailbox()
     asked = asyncio.ensure_future(box.submit(cancel(1)))
@@ -185,7 +185,7 @@ async def test_an_answer_that_is_held_for_nobody_is_given_to_nobody() -> None:
 
 
 async def test_when_no_turn_comes_any_more_whoever_waits_is_told_so() -> None:
-    """Those whose commands were taken, and those whose were not."""
+    """This covers callers whose commands were taken and callers whose commands were not."""
     box = Mailbox()
     taken = asyncio.ensure_future(box.submit(cancel(1)))
     await asyncio.sleep(0)

@@ -178,7 +178,7 @@ async def test_what_is_long_leaves_in_several_messages(monkeypatch: pytest.Monke
 
 
 async def test_no_blocking_of_a_long_prompts_scores_a_message_has_few() -> None:
-    """As many as its reader takes without keeping all others waiting."""
+    """A message has only as many scores as its reader can take without delaying all others."""
     async with stream() as (at, _):
         at.most = SCORE_MESSAGES_MAX + 1
         at.ask(1)
@@ -235,7 +235,7 @@ async def test_cancel_remembered_a_room_that_is_opened_and_cancelled_at_once_is_
 
 
 async def test_incarnation_a_cancel_that_was_meant_for_another_process_is_not_taken() -> None:
-    """That the room is not here says nothing about the other's memory."""
+    """That this worker has no such room proves nothing about the other process's memory."""
     async with stream() as (at, _):
         at.ask(over=(9,), incarnation=Incarnation(8))
         await steps()

@@ -163,7 +163,7 @@ async def test_a_step_that_runs_is_waited_for_at_the_end_and_one_that_hangs_is_n
 async def test_others_learn_that_a_worker_ends_before_its_step_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one that hangs, too: its peers wait for no answer of a process that says nothing more."""
+    """Peers learn of it also when the step hangs, so none waits for an answer that will not come."""
     monkeypatch.setattr("baton.worker.step_thread.END_S", 0.05)
     exposure = Exposure(partial(MemoryTransfer, MemoryFabric()), lambda: Incarnation(1), {})
     learnt: list[str] = []

@@ -36,12 +36,12 @@ WHY = "turn 7: rank 2 has gone (connection closed)"
 
 
 class Ended(BaseException):
-    """In place of the end of the process."""
+    """Raised in place of the end of the process."""
 
 
 @pytest.fixture(autouse=True)
 def ended_with(monkeypatch: pytest.MonkeyPatch) -> list[StartupError]:
-    """What the process ended with."""
+    """Errors that the process ended with."""
     found: list[StartupError] = []
 
     def end(error: StartupError) -> NoReturn:
@@ -55,7 +55,7 @@ def ended_with(monkeypatch: pytest.MonkeyPatch) -> list[StartupError]:
 
 @dataclass
 class Streams(inference_pb2_grpc.PrefillServiceServicer):
-    """One open stream that ends with what the worker is told to say."""
+    """A service with one open stream, which ends with the cause that the worker is told to report."""
 
     outcomes: asyncio.Queue[Cause] = field(default_factory=asyncio.Queue)
 
@@ -81,7 +81,8 @@ class Leader:
     streams: Streams
     broke: asyncio.Event
     said: list[list[str]]
-    """What was to be seen outside when its streams were told: calls to the bootstrap, problems on /ready."""
+    """Calls to the bootstrap so far and the problem on /ready, at each moment at which the streams were
+    told."""
     serving: asyncio.Task[int]
     shutdown: asyncio.Event
 
@@ -121,7 +122,7 @@ async def leading(
 
 
 async def last_word(leader: Leader) -> Cause | None:
-    """What an open stream is told when the turns end."""
+    """Return the cause that an open stream is told when the turns end."""
     async with channel_to(f"127.0.0.1:{leader.host.port}") as channel, asyncio.timeout(PATIENCE_S):
         call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(inference_pb2.RunRoomRequest())
         replies = aiter(call)
@@ -163,7 +164,7 @@ async def test_a_worker_whose_turns_end_by_anything_else_tells_its_streams_why(
 async def test_a_worker_that_was_declared_gone_while_it_lives_tells_its_streams_why_and_ends(
     ended_with: list[StartupError],
 ) -> None:
-    """Its peers may have given what it writes to to others: it stops to turn before anything else."""
+    """Its peers may have reused the memory that it writes to. So it stops its turns before anything else."""
     async with leading() as leader:
         async with channel_to(f"127.0.0.1:{leader.host.port}") as channel, asyncio.timeout(PATIENCE_S):
             call = inference_pb2_grpc.PrefillServiceStub(channel).RunRoom(inference_pb2.RunRoomRequest())
@@ -195,7 +196,7 @@ async def test_a_worker_that_drains_ends_as_well_when_it_was_declared_gone(
 
 
 async def test_ack_is_proof_a_worker_whose_turns_fail_as_it_flushes_says_no_goodbye() -> None:
-    """What stopped them may be a rank that writes on."""
+    """A rank that still writes may be what stopped the turns."""
     said: list[str] = []
     fail = asyncio.Event()
 

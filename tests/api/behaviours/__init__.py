@@ -1,4 +1,4 @@
-"""What vLLM's and SGLang's own test suites assert of a server of text, one behaviour a row, in our words.
+"""Behaviours of a text server that vLLM's and SGLang's own test suites assert, one a row, in our words.
 
 `test_behaviours.py` asks each of them; `page.py` counts them for docs/behaviours.md.
 """

@@ -142,10 +142,10 @@ Check = Callable[[Answer], Any]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One row."""
+    """One row of the table of behaviours."""
 
     claim: str
-    """What has to be so."""
+    """The behaviour that has to hold."""
     source: str
     """The peer's test that asserts it: `vLLM FILE` or `SGLang FILE`."""
     expected: Check | Refused

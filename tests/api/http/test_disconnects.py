@@ -25,7 +25,7 @@ from tests.api.requests.test_bad_input import CHAT, COMPLETIONS, chat, completio
 from tests.api.scripted import LENGTH, ScriptedBackend, Step, batch, saying
 
 WAIT_S = 20
-"""How long a test waits for what must come, before it says that it never came."""
+"""Longest time that a test waits for an event before it fails, seconds."""
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -88,7 +88,7 @@ async def test_all_prompts_of_a_request(url: str, backend: ScriptedBackend, stre
 async def test_what_is_ended_since_another_prompt_failed_is_no_hang_up(
     url: str, backend: ScriptedBackend, stream: bool
 ) -> None:
-    """One prompt is refused; of the others one has its room, and one waits for it."""
+    """One prompt of the request is refused. Of the others, one has its room and one waits for a room."""
 
     def script(request: Request) -> list[Step] | BaseException:
         return Overloaded("full", 1) if request.prompt == (7,) else [asyncio.Event()]
@@ -150,7 +150,7 @@ async def test_at_random_points(url: str, backend: ScriptedBackend) -> None:
 
 
 async def test_a_client_that_stops_reading(backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent to it fills the buffers and then waits; after a while it is hung up on."""
+    """A client that stops reading fills the buffers, and is disconnected after `stalled_s`."""
     endless: list[Step] = [batch(tiny.ids("The fox "), top=20) for _ in range(20_000)]
     backend.script = lambda _: endless
     monkeypatch.setattr(BoundedHttp, "stalled_s", 0.1)

@@ -1,4 +1,4 @@
-"""What the client gets when the pipeline, or this layer itself, fails."""
+"""Tests of the client's replies when the pipeline, or the HTTP layer itself, fails."""
 
 import json
 import logging

@@ -111,7 +111,8 @@ async def told(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 def judge(told: dict[str, Any], schema: dict[str, Any], *, strict: bool = False) -> Draft202012Validator:
-    """Of what is of a shape of the document; `strict`: where it has no fields beside those that are told."""
+    """Return a validator for `schema` with the document's components. `strict`: refuse fields that the
+    document does not name."""
     shapes = told["components"]
     if strict:
         shapes = json.loads(json.dumps(shapes))

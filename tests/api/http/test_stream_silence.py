@@ -204,10 +204,8 @@ async def _ends_whole(client: httpx.AsyncClient, route: str) -> bool:
 async def _passes(
     backend: SlowBackend, silence_s: float, go_on: Sequence[asyncio.Event]
 ) -> tuple[list[bool], int]:
-    """Whether a stream of each route came whole through a proxy, and how many connections the proxy cut.
-
-    `go_on`: set once a silent stream would have been cut.
-    """
+    """Return whether each route's stream came whole through a proxy, and how many connections the proxy cut.
+    `go_on`: set once a silent stream would have been cut."""
     async with (
         serving(backend, silence_s) as port,
         cutting_proxy(port, CUT_TICKS) as proxy,

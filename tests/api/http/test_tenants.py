@@ -27,7 +27,7 @@ BODIES: Final[Mapping[str, dict[str, Any]]] = {
 
 
 class Asking:
-    """One application, and what its backend was asked for."""
+    """A client of one application, and the requests that its backend got."""
 
     def __init__(self, http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
         self.http = http

@@ -48,7 +48,7 @@ async def client(url: str, backend: ScriptedBackend) -> AsyncIterator[anthropic.
 
 @pytest.fixture
 async def thinker(backend: ScriptedBackend) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """Of a model that thinks."""
+    """A client of a server whose model writes reasoning."""
     app = create_app(backend, served(THINKING), CollectorRegistry())
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=5)
     async with client_of(f"http://127.0.0.1:{server.port}") as client:
@@ -163,7 +163,7 @@ async def test_a_tool_is_called_and_its_result_answered(
 async def test_the_clients_own_loop_over_tools_comes_to_its_end(
     client: anthropic.AsyncAnthropic, backend: ScriptedBackend
 ) -> None:
-    """It asks for a conversation that the server keeps, and goes on without one, as the refusal says."""
+    """The client asks for a conversation that the server stores. It is refused, and goes on without one."""
     backend.script = lambda asked: saying("Warm." if "sunny" in told(asked.prompt) else CALL)
 
     @anthropic.beta_async_tool

@@ -140,7 +140,7 @@ def test_fields_are_those_of_a_chat(fields: dict[str, Any], asked: dict[str, Any
 
 
 async def test_what_agents_send_besides_is_taken(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
-    """As Claude Code and the client library do."""
+    """Fields that Claude Code and the client library send beside the documented ones are accepted."""
     backend.known_limits = ROOMY
     ephemeral = {"type": "ephemeral", "ttl": "1h"}
     said = {**text("hi"), "cache_control": ephemeral, "citations": None}
@@ -357,7 +357,8 @@ async def test_an_answer_without_a_word_is_a_message_without_blocks(
 async def test_text_after_a_call_is_in_a_block_of_its_own_however_it_is_cut(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    """What comes at once opens what follows, too; a template of one block's text is not used for the next."""
+    """One batch of tokens may end a tool call and open the next text block. The event template of one text
+    block is not used for the next."""
     backend.known_limits = ROOMY
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     one = "The quick brown fox"

@@ -1,4 +1,4 @@
-"""What coding agents and platforms send beside the fields of an API."""
+"""Tests of the fields that coding agents and platforms send beside those of an API."""
 
 import json
 from typing import Any, Final
@@ -227,7 +227,7 @@ FIELDS: Final[dict[str, Any]] = {
     "background": {"type": "boolean", "default": False},
     "metadata": RECORD,
 }
-"""Each kind of schema that the tools of Claude Code have."""
+"""A schema of each kind that the tools of Claude Code have."""
 
 
 @pytest.mark.parametrize("strict", [None, True])

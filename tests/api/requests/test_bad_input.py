@@ -228,7 +228,7 @@ async def test_content_type(http: httpx.AsyncClient) -> None:
 
 
 async def test_content_encoding(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
-    """What is wrong is not the JSON in it."""
+    """A body with a content encoding is refused with 415, not as invalid JSON."""
     body, headers = json.dumps(chat()).encode(), {"content-type": "application/json"}
     coded = headers | {"content-encoding": "gzip"}
     reply = await http.post(CHAT, content=gzip.compress(body), headers=coded)

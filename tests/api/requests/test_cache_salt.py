@@ -76,7 +76,8 @@ async def test_each_prompt_of_a_request_has_its_salt() -> None:
 
 
 async def test_a_key_is_not_to_be_guessed_from_its_salt() -> None:
-    """Whoever sees salts cannot try keys against them: another process makes others of the same keys."""
+    """A caller who sees salts cannot try keys against them, since each process makes other salts of the same
+    keys."""
     asked: list[tuple[str, str, dict[str, Any]]] = [(KEYS[0], CHAT, {})]
     assert await salts(asked) != await salts(asked)
 

@@ -1,4 +1,4 @@
-"""What other servers' clients send is taken; what it asks for is done, or refused by its name."""
+"""Tests that fields of other servers' clients are honoured, or refused by name."""
 
 from typing import Any, Final
 

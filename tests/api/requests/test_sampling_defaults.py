@@ -28,7 +28,7 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def drawn(recommendation: RecommendedSampling, chat: bool = False, **fields: Any) -> dict[str, float]:
-    """What a worker is asked, of a request with these fields."""
+    """Return the sampling settings that a worker is sent for a request with these fields."""
     model = replace(tiny.model(), recommended_sampling=recommendation)
     limits = Limits(512, 0, 0)
     if chat:

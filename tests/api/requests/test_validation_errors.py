@@ -70,7 +70,7 @@ def is_written_in(body: Any, param: str) -> bool:
 
 
 def paths(value: Any, at: str) -> Iterator[str]:
-    """All that a body holds, and what its objects lack."""
+    """Yield the path of each value in a body, and of each field that one of its objects lacks."""
     yield at
     if isinstance(value, dict):
         for name in {*value, *FIELDS}:

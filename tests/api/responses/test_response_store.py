@@ -181,7 +181,8 @@ async def test_an_answer_is_its_keys_alone(client: Client) -> None:
 
 
 async def test_two_keys_with_one_request_id_have_answers_of_their_own(client: Client) -> None:
-    """Whoever knows another's X-Request-Id can neither overwrite nor name what is kept of it."""
+    """A caller that knows another's X-Request-Id can neither overwrite nor name the other's stored
+    response."""
     mine, other = ({"Authorization": f"Bearer {key}", "X-Request-Id": "same"} for key in KEYS)
     async with client(AccessControl(ApiKeys(KEYS, None))) as http:
         answers = [

@@ -78,7 +78,7 @@ def told(*turns: tuple[str, str]) -> str:
 
 
 def valid(answer: Response) -> Response:
-    """It is all that the client's models say an answer is; the client itself does not look."""
+    """Return the response after strict validation by the client's models, which the client itself skips."""
     return Response.model_validate(answer.model_dump(exclude_none=True, by_alias=True), strict=True)
 
 
@@ -145,7 +145,7 @@ async def test_items_are_the_turns_of_a_chat(client: openai.AsyncOpenAI, backend
 async def test_a_custom_tools_call_is_read_as_a_functions(
     client: openai.AsyncOpenAI, backend: ScriptedBackend
 ) -> None:
-    """Its free text is the argument `input`."""
+    """The free text of a custom tool's call becomes the argument `input` in the prompt."""
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "One"},
         {"type": "custom_tool_call", "id": "ct_1", "call_id": "a", "name": "patch", "input": 'say "x"'},

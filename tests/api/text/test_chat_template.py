@@ -1,4 +1,5 @@
-"""What a message says reaches the prompt whole, in the form that the model's template knows."""
+"""Tests that all of a message's content reaches the prompt, in the form that the model's chat template
+knows."""
 
 from copy import copy, deepcopy
 from dataclasses import replace

@@ -249,7 +249,8 @@ def test_the_start_logs_whether_a_text_is_refused_by_its_length(
 
 
 def test_the_demos_own_tokenizer_has_a_floor() -> None:
-    """Its vocabulary lacks 21 letters: 13 for bytes outside UTF-8, and 8 that are dropped."""
+    """The demo tokenizer's vocabulary lacks 21 byte letters: 13 for bytes outside UTF-8, and 8 that are
+    dropped."""
     letters = "".join(letter for letter, byte in byte_letters().items() if byte in DEMO_LACKS)
     floor = TokenBound(without(letters))
     assert floor.least("1" * 4_190_000) > 100_000
@@ -273,7 +274,7 @@ def test_the_demos_tokenizer_refuses_a_long_text_before_it_is_tokenised(demo_mod
 
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
 def test_no_normal_form_shrinks_a_text_more_than_is_said(form: Any) -> None:
-    """Over all characters: what becomes of one, and of the longest that can become a part of one."""
+    """The test covers all characters, and the longest character that can become a part of each."""
     parts_form: Any = "NFKD" if "K" in form else "NFD"
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     chars = [char for char in every if not unicodedata.is_normalized(parts_form, char)]

@@ -91,7 +91,7 @@ def test_a_template_may_refuse() -> None:
 
 
 def test_a_template_may_fail_in_any_way() -> None:
-    """It is a program of the model's, and no client can mend it."""
+    """A chat template is a program that came with the model, so any error of it is ChatTemplateFailed."""
     reference = copy(tiny.byte_level())
     reference.chat_template = "{{ messages[0]['content'] + 1 }}"
     with pytest.raises(ChatTemplateFailed, match=r"template fails \(TypeError\)"):
@@ -233,7 +233,8 @@ def test_a_served_model_is_read_from_its_directory(tmp_path: Path) -> None:
 
 
 def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
-    """In a process of its own: load, render, encode, build the application; no torch, no output."""
+    """A fresh process loads, renders, encodes and builds the application without torch, and prints
+    nothing."""
     tiny.byte_level().save_pretrained(tmp_path)
     program = f"""
 import sys

@@ -1,4 +1,5 @@
-"""How a model's text is cut changes nothing of its parts, and no part of it is lost."""
+"""Tests that the batches in which a model's text arrives change none of its parsed parts, and that no part is
+lost."""
 
 import json
 from itertools import pairwise

@@ -211,7 +211,7 @@ def test_the_pages_are_looked_for_where_they_moved_to(directory: Directory, buil
 
 @needs_kernel
 def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) -> None:
-    """The same by calls and by the kernel."""
+    """The tokens are the same by separate calls and by the kernel."""
     lengths = (5, 33, 16, 70)
     draw = random.Random(3)
     prompts = [[draw.randrange(tiny_models.VOCABULARY) for _ in range(length)] for length in lengths]

@@ -285,7 +285,8 @@ def looking(self: RmsNorm, rows: torch.Tensor) -> torch.Tensor:
 def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
     monkeypatch: pytest.MonkeyPatch, architecture: str, kernel: PagedKernel | None
 ) -> None:
-    """No capture allows that. Tensors of torch's device "meta" have no values, and go where a GPU's would."""
+    """A CUDA graph capture does not allow either. Tensors on torch's device "meta" have no values and stand
+    in for a GPU's."""
     nowhere = torch.device("meta")
     shape = tiny_models.SHAPE
     group = full_group(

@@ -63,7 +63,8 @@ def test_models_of_the_common_anatomy_are_computed_in_our_way_and_others_by_the_
 def test_what_a_position_does_beside_turning_is_seen_where_it_begins_late(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str
 ) -> None:
-    """All but the last tokens of the context are computed as the common anatomy has it."""
+    """Only the last positions of the context differ from the common structure, so the check has to look at
+    those."""
     caplog.set_level(logging.INFO)
     ministral = tiny_models.ARCHITECTURES["ministral3-queries-longer-by-position"].to_dict()
     early = tiny_models.CONTEXT - 4

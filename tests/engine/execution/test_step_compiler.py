@@ -87,7 +87,8 @@ def test_the_widest_instructions_of_a_cpu_are_used(
 def test_amx_is_used_where_linux_lets_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked here, whatever the CPU is said to know."""
+    """Linux is asked on this machine whether the process may use AMX, whatever capabilities the CPU
+    reports."""
     caplog.set_level(logging.INFO)
     amx, without = BUILDS["in bfloat16 by AMX"], BUILDS["in bfloat16"]
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(amx.needs, True))
@@ -237,7 +238,7 @@ def test_a_cache_that_cannot_be_used_is_said(empty_cache: Path) -> None:
 def test_what_cannot_be_kept_leaves_nothing_behind(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk each start would leave as much again."""
+    """Otherwise each start on a full disk would leave another partial file."""
 
     def full(*_: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

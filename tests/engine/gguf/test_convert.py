@@ -49,8 +49,8 @@ def test_a_whole_file_is_converted_number_for_number(tmp_path: Path, weights: Te
 def test_numbers_that_are_all_of_bfloat16_are_kept_in_so_many_bytes(
     tmp_path: Path, weights: Tensors, wide: str | None
 ) -> None:
-    """Nothing is rounded: one number that is wider keeps all of them wide. So a file's two bytes a number are
-    not four, in memory or on disk."""
+    """Two bytes per number do not become four, in memory or on disk. Nothing is rounded: one wider number
+    keeps all of them wide."""
     narrow = {name: weight.bfloat16().float() for name, weight in weights.items()}
     if wide is not None:
         narrow[wide].view(-1)[3] = 1 + 2**-9
@@ -320,7 +320,8 @@ def test_an_old_library_does_not_convert_a_sentencepiece_tokenizer(
 def test_a_text_of_sentencepiece_begins_with_a_space_wherever_it_begins(
     tmp_path: Path, weights: Tensors, text: str, pieces: list[str]
 ) -> None:
-    """Also after a special token, and before another space, as in llama.cpp and the first Llamas."""
+    """The space is added after a special token and before another space, too, as in llama.cpp and the first
+    Llamas."""
 
     def ends(writer: GGUFWriter) -> None:
         writer.add_bos_token_id(1)

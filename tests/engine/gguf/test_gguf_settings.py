@@ -106,7 +106,8 @@ def lost_keys(header: Header, config: PreTrainedConfig) -> set[str]:
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_every_key_of_an_architecture_is_computed_with_or_refused_by_name(tmp_path: Path, kind: str) -> None:
-    """All keys in one file, each with a value that changes the model: one refusal names all that are lost."""
+    """One file has all keys, each with a value that changes the model. One refusal names all that are not
+    supported."""
     ours = {key: value_of(key) for key in KNOWN_KEYS - SIZES}
     ours |= {"dense_2_feat_in": 7, "attention.nobody_knows_it": 0, "vision.block_count": 7}
     header, config = configured(tmp_path, kind, ours, turned=8)
@@ -219,7 +220,7 @@ def test_the_epsilon_of_the_norms_is_the_file_s(tmp_path: Path, kind: str, name:
 def test_gemma_s_attention_scale_follows_the_number_of_layers(
     tmp_path: Path, kind: str, layers: int, scalar: int
 ) -> None:
-    """No file says it: llama.cpp knows the 27B models by their layers."""
+    """No file has the scale. llama.cpp recognises the 27B models by their number of layers."""
     shape = tiny_models.SHAPE | {"num_hidden_layers": layers}
     settings = {"attention.key_length": 16, "attention.sliding_window": 64}
     header, config = configured(tmp_path, kind, settings, shape=shape)

@@ -43,7 +43,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 
 def test_a_head_is_as_wide_as_its_weight_whatever_its_definition_says() -> None:
-    """It may be tied to an embedding of fewer tokens."""
+    """The head's weight may be tied to an embedding of fewer tokens."""
     head = nn.Linear(4, 9, bias=False)
     head.weight = nn.Parameter(numbers(5, 4))
     assert ParallelHead(head, RankLink(LocalCollectives(ALONE, 0)), 5)(numbers(1, 2, 4)).shape == (1, 2, 5)

@@ -87,7 +87,7 @@ WINDOWS: Final = {**tiny_models.SHAPE, "sliding_window": 64}
 def test_probe_can_fail_a_window_that_is_not_in_the_mask_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is wider than any small pass: only what the mask is made of tells."""
+    """The window is wider than any small probe pass, so only the function that makes the mask shows it."""
     directory = tiny_models.save(transformers.MistralConfig(**WINDOWS), tmp_path / "windows")
     monkeypatch.setattr(
         "transformers.models.mistral.modeling_mistral.create_sliding_window_causal_mask", create_causal_mask
@@ -106,7 +106,7 @@ def test_probe_can_fail_a_window_that_only_the_librarys_cache_has_is_refused(tmp
 def test_probe_can_fail_a_mask_that_is_no_window_behind_the_small_pass_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All tokens see all before them but for one, far behind."""
+    """All tokens attend to all earlier ones, except one token far behind."""
 
     def blind(window: int) -> Callable[..., torch.Tensor]:
         def sees(_: int, __: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -260,7 +260,7 @@ def test_probe_can_fail_a_table_of_positions_that_is_shorter_than_the_context_is
 
 
 def test_one_refusal_names_all_that_is_missing(tmp_path: Path) -> None:
-    """It names what is found without the model library, and what is found with it."""
+    """One refusal names the needs found without the model library and those found with it."""
     config = transformers.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2).to_dict()
     config |= {"quantization_config": {"quant_method": "bitsandbytes"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -303,7 +303,7 @@ def test_weights_that_are_missing_are_not_made_up(llama: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [Topology(), Topology(2)], ids=["alone", "of two"])
 def test_an_index_that_was_left_behind_is_not_loaded(llama: Path, ranks: Topology) -> None:
-    """Those that the fingerprint is of."""
+    """The loaded files are those that the fingerprint is of."""
     weights = load_file(llama / "model.safetensors")
     others = {name: weight + 1 for name, weight in weights.items()}
     save_file(others, llama / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
@@ -365,7 +365,7 @@ class Unforeseen(Exception):
 def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
     llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
-    """A configuration whose values differ by layer is one of those: each look at it fails."""
+    """The example is a configuration whose values differ by layer, which fails on each access."""
 
     def fails(*_: object, **__: object) -> None:
         raise Unforeseen("first line\nsecond line")
@@ -406,7 +406,7 @@ def test_a_device_whose_memory_ends_while_a_model_loads_is_no_fault_of_the_model
 
 
 def test_values_that_differ_by_layer_are_refused_in_words(tmp_path: Path) -> None:
-    """The library gives none of them for the whole model, and fails whoever asks."""
+    """The library has no single value for the whole model, and raises on access."""
     transformers.Dots3NoteTextConfig().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"it needs .*layers that differ from each other"):
         load_model(tmp_path, "float32", "cpu", load_format=LoadFormat.DUMMY)
@@ -608,7 +608,7 @@ def test_a_style_that_is_not_known_or_does_not_fit_is_refused_by_its_name(
 def test_an_attention_that_stays_whole_is_refused(
     tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each rank would keep the pages of all heads as those of some."""
+    """Each rank would store the KV of all heads in pages made for some of them."""
     monkeypatch.setattr("baton.engine.loading.model_partition.COMMON", {})
     monkeypatch.setattr(transformers.LlamaConfig, "base_model_tp_plan", {"embed_tokens": "replicate"})
     heads = r"its attention has 6 query heads and 2 KV heads of 16 numbers on a rank, where 3 .* and 1 .*"

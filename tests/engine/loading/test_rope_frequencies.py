@@ -90,7 +90,8 @@ def test_within_the_original_positions_short_factors_count(longrope: Path) -> No
 def test_a_longer_context_is_turned_by_the_long_factors_whatever_a_sequence_is(
     longrope: Path, tmp_path: Path
 ) -> None:
-    """In one batch, and in pages that a sequence which was short begins."""
+    """The factors are the same for all sequences of a batch, and for pages that a sequence filled while it
+    was short."""
     engine = engine_of(longrope, tiny_models.CONTEXT)
     prompts = random_prompts(LENGTHS)
     answers = outputs(engine, prompts, OUTPUT_TOKENS)

@@ -24,7 +24,7 @@ LIBRARY: Final = "library"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the table."""
+    """One row of the table of models."""
 
     make: Callable[[], PreTrainedConfig]
     way: str

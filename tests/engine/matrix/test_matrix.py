@@ -58,7 +58,7 @@ def test_tokens_are_those_of_generate(loaded: Loaded, name: str) -> None:
     "name", [name for name, each in TYPES.items() if "cap" not in each.on and CHUNK not in each.sees]
 )
 def test_tokens_are_the_same_where_a_kernel_looks_at_pages_as_they_lie(loaded: Loaded, name: str) -> None:
-    """None looks at chunks, or bounds scores."""
+    """None of these models has attention in chunks, or a cap on scores."""
     directory, engine = loaded(name)
     asked = prompts()
     worker = ShuffledWorker(beside(engine, twin))

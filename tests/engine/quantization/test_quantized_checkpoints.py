@@ -78,7 +78,7 @@ def weights_of(directory: Path, dtype: str = "float32", ranks: int = 1, rank: in
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_loaded_checkpoint_is_not_mapped_any_more(llama: Path, tmp_path: Path, compiled: bool) -> None:
-    """One view of it would hold all its pages."""
+    """One tensor that is a view of the mapped file would keep all its pages in memory."""
     quantised, _ = write(llama, tmp_path, BLOCKS)
     engine = load_engine(quantised, dtype="float32", device="cpu", kv_cache_memory=2**22, compiled=compiled)
     gc.collect()
@@ -142,7 +142,7 @@ def test_a_released_format_is_computed_as_the_library_computes_what_it_stands_fo
 
 @pytest.mark.parametrize("form", [BLOCKS, PACKED], ids=["FP8", "AWQ"])
 def test_experts_are_put_together_of_what_each_stands_for(tmp_path: Path, form: Format) -> None:
-    """In the files each expert has weights of its own, which the library makes one of."""
+    """Each expert has its own weights in the files. The model library expects one tensor for all experts."""
     plain = tiny_models.save(MIXTURE, tmp_path / "plain")
     quantised, meant = write(plain, tmp_path, form)
     assert any(".experts.3." in name for name in load_file(quantised / "model.safetensors"))
@@ -198,7 +198,8 @@ def test_in_whichever_strips_a_weight_is_computed(
 def test_experts_are_joined_that_lie_one_by_one_in_quantised_releases_alone(
     tmp_path: Path, kind: str, prefix: str, ranks: int
 ) -> None:
-    """With Llama 4 turned, and behind the name of the container's part."""
+    """Llama 4's experts are transposed in addition, and their names have the prefix of the model's
+    container."""
     plain = save(recipe(kind), tmp_path / "plain")
     quantised, meant = write(plain, tmp_path, expert_by_expert(turned=kind == "llama4"))
     file = quantised / "model.safetensors"
@@ -208,7 +209,7 @@ def test_experts_are_joined_that_lie_one_by_one_in_quantised_releases_alone(
 
 
 def test_gpt_oss_is_computed_as_the_library_computes_what_it_stands_for(tmp_path: Path) -> None:
-    """Its experts in MXFP4, under names that only they have."""
+    """The experts of gpt-oss are in MXFP4, under tensor names that no other model has."""
     shape = {**SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
     plain = tiny_models.save(transformers.GptOssConfig(**shape), tmp_path / "plain")
     quantised, meant = write(plain, tmp_path, MXFP4)

@@ -246,7 +246,7 @@ def test_a_machine_without_a_compiler_is_refused(
 def test_a_kernel_that_gives_something_else_is_refused(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    """Also a little: one scale in four that is a tenth too large."""
+    """A small difference is refused, too: one scale in four that is a tenth too large."""
     found = quantized_weight.join_quantized
 
     def off(parts: Any) -> Any:

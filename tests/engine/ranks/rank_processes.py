@@ -29,7 +29,7 @@ c10d: Any = torch.distributed
 
 @dataclass(frozen=True)
 class Post:
-    """One rank's part in a scenario."""
+    """One rank's place in a scenario: its number, its group's shape and port, and the time limit."""
 
     topology: Topology
     rank: int

@@ -151,7 +151,7 @@ def forked(
 def one_by_one(
     engine: TorchEngine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
 ) -> list[Answers]:
-    """The same choices, each as a request of its own, one after the other."""
+    """Draw the same choices, each as a request of its own, one after the other."""
     worker = ShuffledWorker(engine)
     told: list[Answers] = []
     for prompt in prompts:
@@ -270,7 +270,7 @@ def _trap(engine: TorchEngine, way: str) -> None:
 
 
 def apart(post: Post, missing: int) -> str:
-    """All but the rank `missing` come."""
+    """Form a group that the rank `missing` does not join, and return the error, or "met"."""
     if post.rank == missing:
         return ""
     try:
@@ -281,7 +281,7 @@ def apart(post: Post, missing: int) -> str:
 
 
 def slowly(post: Post, seconds: float) -> int:
-    """The first rank takes its time before it tells what the second waits for."""
+    """Let the first rank wait for `seconds` before it sends what the second one waits for."""
     device = torch.device("cpu")
     rank_group = join_rank_group(post.topology, post.rank, HOST, post.port, post.timeout_s, device, 60)
     number = torch.zeros(1)

@@ -161,7 +161,7 @@ def test_one_rank_draws_for_all(crew: Crew, model: Path, tiny_engine: MakeEngine
 
 
 def test_drawn_is_drawn_all_ranks_take_the_drafts_that_one_has_drawn(crew: Crew, model: Path) -> None:
-    """With the log-probabilities at each position, and in fewer steps than tokens."""
+    """The logprobs at each position are equal too, and there are fewer steps than tokens."""
     asked = model, random_prompts(LENGTHS), SAMPLINGS, OUTPUT_TOKENS
     (alone, *_) = crew.play(SQUARE, rank_scenarios.draws, *asked)
     told = crew.play(SQUARE, rank_scenarios.guessed, *asked, alone)
@@ -228,7 +228,7 @@ def test_all_ranks_have_the_prompts_scores(crew: Crew, model: Path, topology: To
 def test_the_sum_of_pages_is_the_whole_workers_on_every_rank(
     crew: Crew, model: Path, topology: Topology
 ) -> None:
-    """Each KV head's: of every stage's layers, once, however many ranks hold it."""
+    """Each KV head's sum covers the layers of all stages, once, however many ranks hold the head."""
     told = crew.play(topology, rank_scenarios.sums, model, 40, 16)
     heads: dict[GroupHead, dict[tuple[int, ...], int]] = {(0, 0): {}, (0, 1): {}}
     for each in told:
@@ -243,8 +243,8 @@ def test_the_sum_of_pages_is_the_whole_workers_on_every_rank(
 def test_a_step_that_fails_on_one_rank_by_its_numbers_fails_alike_on_all(
     crew: Crew, model: Path, tiny_engine: MakeEngine
 ) -> None:
-    """By broken weights on the rank that draws, by a row that cannot be computed, by a grammar that is not
-    compiled: the others are drawn."""
+    """A row fails by NaN logits on the sampling rank, by an invalid range, or by a grammar that is not
+    compiled. Other rows are drawn."""
     (prompt,) = random_prompts((9,))
     told = crew.play(SQUARE, rank_scenarios.troubles, model, prompt, 2)
     (expected,) = reference_greedy(model, [prompt], 1)
@@ -256,7 +256,7 @@ def test_a_step_that_fails_on_one_rank_by_its_numbers_fails_alike_on_all(
 
 
 def test_narrow_numbers_are_added_up_too(crew: Crew, model: Path, tiny_engine: MakeEngine) -> None:
-    """In bfloat16 the likeliest tokens' log-probabilities are those of float32, but for rounding."""
+    """The top logprobs in bfloat16 equal those in float32, apart from rounding."""
     (prompt,) = random_prompts((30,))
     sampling = [Sampling(temperature=0.0, top_logprobs=20)]
     told = crew.play(SQUARE, rank_scenarios.draws, model, [prompt], sampling, 1, "bfloat16")
@@ -272,7 +272,7 @@ def test_narrow_numbers_are_added_up_too(crew: Crew, model: Path, tiny_engine: M
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_that_dies_in_a_step_breaks_the_team_at_once(crew: Crew, model: Path, victim: int) -> None:
-    """Long before the time-out, in its own stage and in the others; and it stays broken."""
+    """The group breaks in all stages long before the timeout, and stays broken."""
     told = crew.play(SQUARE, rank_scenarios.end_in_a_step, model, [1, 2, 3], victim, "die", timeout_s=60)
     assert told[victim] is None
     for rank, each in enumerate(told):

@@ -73,7 +73,7 @@ def test_memory_may_move_between_any_two_steps(engine: StepEngine) -> None:
 
 
 def test_a_sequence_goes_on_from_copied_pages(engine: StepEngine) -> None:
-    """As behind a hand-over: another sequence, other pages, the same bytes in them."""
+    """As after a hand-over, another sequence continues from other pages with the same bytes."""
     worker = ShuffledWorker(engine)
     expected = drawn_alone(engine, SEEDED)
     worker = ShuffledWorker(engine)
@@ -255,7 +255,7 @@ def test_pages_and_sequences_are_usable_after_eight_failures_in_a_row(
 
 
 def test_a_released_sequences_pages_may_be_anothers_at_once(engine: StepEngine) -> None:
-    """Which draws what it draws alone, also beside those that go on."""
+    """The next owner draws the tokens that it draws alone, also beside sequences that go on."""
     expected = drawn_alone(engine, GREEDY)
     worker = ShuffledWorker(engine)
     going = [worker.admit(prompt, TOKENS) for prompt in prompts(engine)[:2]]

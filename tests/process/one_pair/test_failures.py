@@ -74,7 +74,7 @@ def test_with_no_pair_left_a_killed_decode_workers_cause_reaches_the_client_and_
 
 @contextmanager
 def long_prompt_in_prefill(stack: Stack, **more: Any) -> Iterator[list[httpx.Response]]:
-    """While the body runs, prefill computes a long prompt; its reply is in the list afterwards."""
+    """Keep prefill busy with a long prompt while the body runs. The yielded list has its reply afterwards."""
     prefill = stack.services["prefill-0"]
     before = prefill.total("baton_prefill_tokens_total")
     body = {"model": model_of(stack), "prompt": [7] * LONG, "max_tokens": 4, "temperature": 0, **more}
@@ -105,7 +105,7 @@ def test_with_no_pair_left_what_prefill_was_killed_over_is_answered_by_decode_al
 
 
 def test_a_stopped_prefill_leaves_its_destination_in_quarantine_until_it_is_quiet(breakable: Stack) -> None:
-    """Silence proves nothing: the pages it may still write to belong to nobody else meanwhile."""
+    """Silence proves nothing, so the pages that prefill may still write to are given to no other room."""
     start = breakable.idle_gauges()
     prefill, decode = breakable.services["prefill-0"], breakable.services["decode-0"]
     # Decode does not compute what is scored, and holds nothing of this salt.

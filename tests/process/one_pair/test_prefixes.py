@@ -81,7 +81,8 @@ def test_a_beginning_that_comes_again_is_not_computed_and_not_sent_again(
 
 @pytest.mark.timeout(600)
 def test_what_was_given_up_for_others_is_computed_again(small: Stack, demo_model_dir: Path) -> None:
-    """More prompts than the caches hold: each answer is right, whether its pages were still there or not."""
+    """There are more prompts than the caches hold. Each answer is right, whether its pages were still cached
+    or not."""
     start = small.idle_gauges()
     prompts = [[first, *BEGINNING] for first in (5, 6, 7)]
     answers, cached_at_first = zip(*(complete(small, prompt) for prompt in prompts), strict=True)

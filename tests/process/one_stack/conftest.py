@@ -12,9 +12,9 @@ from tests.support.shared import Shared
 
 @pytest.fixture(scope="package")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
-    """One prefill and one decode worker, fp32, chunks of 64 tokens so that prompts take several, caches of
-    4,368 tokens, which is less than the model's context. Prefill computes all prompts. 5 GB while it runs: no
-    stack outlives its folder."""
+    """A stack of one prefill and one decode worker in fp32. Chunks of 64 tokens make prompts take several,
+    and caches of 4,368 tokens are smaller than the model's context. Prefill computes all prompts. The stack
+    takes 5 GB, so it ends with its folder's tests."""
     with Shared(
         running_stack,
         str(demo_model_dir),

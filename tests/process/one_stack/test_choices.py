@@ -18,7 +18,7 @@ DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 2**63 - 3, "max_tokens": 12
 
 
 def test_eight_answers_streamed_are_those_of_eight_requests(client: openai.OpenAI, model: str) -> None:
-    """Behind the largest seed comes the smallest."""
+    """The seeds of the choices wrap around from the largest to the smallest."""
     texts: dict[int, str] = defaultdict(str)
     finishes: dict[int, str] = {}
     stream = client.chat.completions.create(

@@ -44,8 +44,8 @@ def test_transferred_bytes_are_the_bytes_of_the_prompts_pages(
 
 
 async def test_an_idle_stack_sleeps(idle_stack: Stack) -> None:
-    """All services together use less than 5 % of one core: of processor time, not of the clock's. Soon after
-    their start they may still be given their memory, which ends."""
+    """All services together use less than 5 % of one core's processor time. Soon after the start they may
+    still be given memory, which ends."""
     processes = [psutil.Process(service.process.pid) for service in idle_stack.services.values()]
     shares: list[float] = []
     while len(shares) < IDLE_TRIES and (not shares or shares[-1] >= IDLE_SHARE_MAX):

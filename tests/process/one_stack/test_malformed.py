@@ -19,10 +19,11 @@ from tests.process.stack import Stack
 
 CALL_S: Final = 20.0
 SECRET: Final = "xyzzy plugh"
-"""In prompts and nowhere else."""
+"""Text that is in prompts and must be nowhere else."""
 SECRET_IDS: Final = (31415, 27182, 16180)
 TOLD_IDS: Final = re.compile(rf"{SECRET_IDS[0]}\D{{1,20}}{SECRET_IDS[1]}")
-"""Two in a row: five digits alone are found in the ids, ports and times of a log sooner or later."""
+"""Two of the secret ids in a row. A single number of five digits occurs in a log's ids, ports and times by
+chance."""
 ANSWERED: Final = frozenset(
     {
         grpc.StatusCode.ALREADY_EXISTS,
@@ -42,7 +43,7 @@ ANSWERED: Final = frozenset(
 
 
 def services(module: Any) -> Iterator[tuple[str, Any]]:
-    """Every method of a module's services: its path and descriptor."""
+    """Yield every method of a module's services with its path and descriptor."""
     for service in module.DESCRIPTOR.services_by_name.values():
         for method in service.methods:
             yield f"/{service.full_name}/{method.name}", method
@@ -124,7 +125,7 @@ def test_ids_of_a_prompt_are_found_however_a_message_is_told_and_not_in_an_id() 
 
 
 def garbage() -> list[bytes]:
-    """No messages, or messages cut off: the same in every run."""
+    """Return byte strings that are no messages or cut-off ones. They are the same in every run."""
     draw = random.Random(7)
     whole = inference_pb2.StreamRoomRequest(
         room=7, prefill=rooms_pb2.Peer(name=SECRET), request=inference_pb2.InferenceRequest(prompt=SECRET_IDS)

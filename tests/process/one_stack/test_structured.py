@@ -143,7 +143,7 @@ FAULTS: Final[list[tuple[dict[str, Any], str, str]]] = [
 
 
 def test_what_cannot_be_asked_for_touches_no_worker(idle_stack: Stack, model: str) -> None:
-    """Nor the router, where it would have ended a process that compiles it."""
+    """The router does not compile it either, which would have ended its process."""
     for fields, param, why in FAULTS:
         body = {"model": model, "messages": ASK, "max_tokens": 8, **fields}
         reply = web().post(f"{idle_stack.url}/v1/chat/completions", json=body, timeout=60)
@@ -154,7 +154,7 @@ def test_what_cannot_be_asked_for_touches_no_worker(idle_stack: Stack, model: st
 
 
 def test_a_grammar_and_an_end_that_contradict_end_what_is_whole(client: openai.OpenAI, model: str) -> None:
-    """Nothing but the end is left then."""
+    """After a complete answer, the grammar allows only its end."""
     against: list[dict[str, Any]] = [{"ignore_eos": True}, {"min_tokens": 20}, {"logit_bias": {"2": -100}}]
     for each in against:
         reply = client.completions.create(

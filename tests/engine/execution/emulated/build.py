@@ -17,7 +17,7 @@ FLAGS: Final = (
 
 
 class Emulated(Build):
-    """It needs AVX2 alone, whatever it stands for."""
+    """A kernel build that runs on any CPU with AVX2 by emulating the CPU that it stands for."""
 
     @property
     def flags(self) -> tuple[str, ...]:
