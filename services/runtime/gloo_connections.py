@@ -27,7 +27,7 @@ def connect_gloo(
         return c10d.ProcessGroupGloo(store, rank, size, timeout)
     options = c10d.ProcessGroupGloo._Options()
     set_timeout(options, timeout)
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=_address_toward(host, port))]
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=address_toward(host, port))]
     return c10d.ProcessGroupGloo(store, rank, size, options)
 
 
@@ -42,7 +42,7 @@ def first_line(error: Exception) -> str:
     return SOURCE_LOCATION.sub("", str(error).partition("\n")[0]).partition(ADVICE)[0]
 
 
-def _address_toward(host: str, port: int) -> str:
+def address_toward(host: str, port: int) -> str:
     """Return the address that this machine uses for connections to `host`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -4,6 +4,7 @@ import os
 from functools import partial
 from typing import Any
 
+import psutil  # vLLM needs it, too
 import torch
 import torch.distributed
 
@@ -14,6 +15,7 @@ from baton.models.engine_features import missing_in_vllm
 from baton.models.model_facts import read_model
 from baton.models.model_files import prepare, resolve
 from baton.runtime.errors import StartupError
+from baton.runtime.gloo_connections import address_toward
 from baton.runtime.logging import Log
 from baton.runtime.memory_trimming import trimming_memory
 from baton.runtime.model_options import LoadFormat, Quantize
@@ -56,8 +58,8 @@ def start_engine(
     from baton.vllm.loading import load_engine
 
     rank_group = alone() if rank_group is None else rank_group
-    meeting = meet_ranks(settings, topology or Topology(), rank)
-    engine = load_engine(settings, directory, facts, rank_group, meeting)
+    meet_ranks(settings, topology or Topology(), rank)
+    engine = load_engine(settings, directory, facts, rank_group)
     engine.cache.populate()
     engine.warm_up()
     if engine.grammars is not None:
@@ -92,17 +94,16 @@ def refuse_settings(settings: WorkerSettings) -> None:
         raise StartupError(f"--engine vllm does not follow {'; '.join(refused)}")
 
 
-def meet_ranks(settings: WorkerSettings, topology: Topology, rank: int) -> str:
-    """Make torch's default process group of the worker's ranks, in which vLLM makes its own.
-
-    Return the text that they have in common.
-    """
-    store, meeting = c10d.HashStore(), f"process:{os.getpid()}"
+def meet_ranks(settings: WorkerSettings, topology: Topology, rank: int) -> None:
+    """Make torch's default process group of the worker's ranks, in which vLLM makes its own groups."""
+    store = c10d.HashStore()
     if topology.ranks > 1:
-        store = c10d.TCPStore(*split_address(settings.rendezvous), None, False)
-        meeting = f"tcp://{settings.rendezvous}"
+        host, port = split_address(settings.rendezvous)
+        store, own = c10d.TCPStore(host, port, None, False), address_toward(host, port)
+        for name, addresses in psutil.net_if_addrs().items():
+            if own in {each.address for each in addresses}:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # vLLM's groups listen there alone
     if not c10d.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         store = c10d.PrefixStore("vllm", store)
         c10d.init_process_group(backend, store=store, rank=rank, world_size=topology.ranks)
-    return meeting

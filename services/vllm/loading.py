@@ -28,14 +28,14 @@ from baton.vllm.worker import ModelWorker, start_worker
 
 
 def load_engine(
-    settings: WorkerSettings, directory: Path, facts: ModelFacts, rank_group: Collectives, meeting: str
+    settings: WorkerSettings, directory: Path, facts: ModelFacts, rank_group: Collectives
 ) -> StepEngine:
     """Load the model in `directory`, or the part of a rank of `rank_group`, and allocate its KV pages.
 
-    `meeting`: as in `start_worker`. Blocks for seconds. Raises StartupError.
+    Blocks for seconds. Raises StartupError.
     """
     topology, rank = rank_group.topology, rank_group.rank
-    model = start_worker(settings, directory, facts, topology, rank, meeting)
+    model = start_worker(settings, directory, facts, topology, rank)
     layers = range(model.hidden_layers) if topology.pipeline > 1 else model.layers.ids
     group = kv_group(layers, range(model.kv_heads), model.layers.spec)
     own = rank_layout(KvLayout(facts.fingerprint, (group,)), topology, rank).groups[0]

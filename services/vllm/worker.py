@@ -14,6 +14,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from baton.inference.device import find_device
 from baton.inference.kv_memory import check_page_tokens
+from baton.inference.rank_startup import STEP_TIMEOUTS
 from baton.models.model_facts import ModelFacts
 from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.worker_settings import WorkerSettings
@@ -109,19 +110,19 @@ class ModelWorker:
 
 
 def start_worker(
-    settings: WorkerSettings, directory: Path, facts: ModelFacts, topology: Topology, rank: int, meeting: str
+    settings: WorkerSettings, directory: Path, facts: ModelFacts, topology: Topology, rank: int
 ) -> ModelWorker:
     """Start vLLM's worker of `rank`, with its part of the model in `directory`. Blocks for seconds.
 
     The number format is float32 on a CPU by default, since answers in bfloat16 depend on the batch there.
-    `meeting`: text that the ranks of this worker have in common, and no other worker on this machine has.
-    Raises StartupError, with vLLM's own reason.
+    Torch's default process group is that of the worker's ranks. Raises StartupError, with vLLM's own reason.
     """
     on_cpu = current_platform.is_cpu()
     if find_device(settings.device, rank).type != ("cpu" if on_cpu else "cuda"):
         raise StartupError(
             f"--device {settings.device}: this build of vLLM is for {current_platform.device_type}"
         )
+    step_timeout_s = STEP_TIMEOUTS * settings.group_timeout_ms // 1000
     dtype = settings.dtype if settings.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     args = EngineArgs(
         model=str(directory),
@@ -134,6 +135,8 @@ def start_worker(
         max_num_batched_tokens=max(TOKENS_MIN, facts.context_length),
         tensor_parallel_size=topology.tensor,
         pipeline_parallel_size=topology.pipeline,
+        distributed_timeout_seconds=step_timeout_s,
+        cpu_distributed_timeout_seconds=step_timeout_s,
         kv_cache_memory_bytes=settings.kv_cache_memory,
         enforce_eager=on_cpu,
         enable_prefix_caching=False,
@@ -148,7 +151,7 @@ def start_worker(
             config = args.create_engine_config()
             _divide_layers(config.model_config.get_total_num_hidden_layers(), topology.pipeline)
             with set_current_vllm_config(config):
-                worker = _load(config, rank, meeting)
+                worker = _load(config, rank)
                 current_platform.update_block_size_for_backend(config)
                 specs = worker.get_kv_cache_spec()
         except (ValueError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
@@ -164,12 +167,16 @@ def _divide_layers(layers: int, stages: int) -> None:
     os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(str(each + (stage < over)) for stage in range(stages))
 
 
-def _load(config: Any, rank: int, meeting: str) -> Any:
-    """Return vLLM's worker with its model loaded."""
+def _load(config: Any, rank: int) -> Any:
+    """Return vLLM's worker with its model loaded.
+
+    Its groups between CPUs use gloo, since each rank gives its meeting another name. In shared memory, which
+    vLLM prefers, a rank would wait for ever for one that has died.
+    """
     wrapper = WorkerWrapperBase(rpc_rank=0)
     leads = rank % config.parallel_config.tensor_parallel_size == 0
     given = {"vllm_config": config, "local_rank": rank, "rank": rank, "is_driver_worker": leads}
-    wrapper.init_worker([{**given, "distributed_init_method": meeting, "shared_worker_lock": Lock()}])
+    wrapper.init_worker([{**given, "distributed_init_method": f"rank:{rank}", "shared_worker_lock": Lock()}])
     wrapper.init_device()
     wrapper.worker.load_model()
     if current_platform.is_cpu():
