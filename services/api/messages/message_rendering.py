@@ -43,8 +43,8 @@ from baton.rooms.request import FinishReason
 FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
 """Event framing of Anthropic's streams. The keep-alive is a `ping` event, which all clients ignore."""
 UNSIGNED: Final = "unsigned"
-"""Signature that all reasoning gets, because clients drop reasoning without one. Anthropic's signature proves
-that reasoning was not changed. Here callers may write any history."""
+"""Signature that is sent with all reasoning, because clients drop reasoning without one. It proves nothing:
+callers may write any history here. Anthropic's signature proves that reasoning was not changed."""
 
 Chunks = list[MessagesEvent]
 

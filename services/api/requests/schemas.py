@@ -106,8 +106,7 @@ class ToolCallParam(Shape):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    """Index that the tool call had in the stream from which the client took it. Clients send it back with the
-    call."""
+    """Index that the tool call had in the streamed answer from which the client took it."""
 
 
 class Message(Shape):

@@ -29,8 +29,8 @@ def scored(body: GenerationRequest) -> tuple[int | None, str]:
 
 
 def alternatives(top: int, param: str, vocabulary: int, most: int) -> int:
-    """Return the number of alternatives to report per token. ALL becomes the vocabulary's size. `most`: limit
-    of the deployment, or ALL. Raises ApiError."""
+    """Return the number of alternative tokens to report for each token, after checking it. ALL becomes the
+    vocabulary's size. `most`: limit of the deployment, or ALL. Raises ApiError."""
     shown = vocabulary if top == ALL else top
     if most != ALL and shown > most:
         all_of = f", all {vocabulary} tokens" if top == ALL else ""

@@ -31,7 +31,7 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
     "tools.[].tools.[]": frozenset({"async", "function", "format"}),
 }
 """Request fields that are refused by name, by path of the object that has them, such as `tools.[]`. They are
-known from other releases of the Responses API, and from other APIs."""
+fields of the Responses API, or of other APIs."""
 INSTEAD: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_output_tokens",
     "max_new_tokens": "max_output_tokens",

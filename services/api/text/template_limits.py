@@ -10,16 +10,16 @@ ROUNDS_MAX: Final = 1_000_000
 messages that a request may have. A template that loops over all messages for each message would occupy a
 thread for minutes."""
 GROWTH_MAX: Final = 16
-"""Most times that the text of a message may appear in the rendered prompt. A template writes a message
-once."""
+"""Factor by which the text of a message counts in the limit on the rendered prompt, because a chat template
+may repeat it. Normal templates write a message once."""
 FRAME_CHARS_MAX: Final = 1024
-"""Most characters that a chat template may write around one message, such as its role. A template that writes
-more is faulty."""
+"""Allowance of characters that a chat template may write around one message. It counts in the limit on the
+whole rendered text (`most_chars`)."""
 FRAME_VALUE_CHARS: Final = 32
 """Characters that a number, boolean or null in the input of a template counts as."""
 PREFACE_CHARS_MAX: Final = 2**20
-"""Most characters that a chat template may write in addition to the messages, such as a preface
-about tools."""
+"""Allowance of characters that a chat template may write in addition to the messages. It counts in the limit
+on the whole rendered text (`most_chars`)."""
 MESSAGE_EXTRAS: Final = ("tool_calls", "reasoning_content")
 """Fields of a message that a template renders in addition to the content."""
 COUNTED: Final = "baton_counted"

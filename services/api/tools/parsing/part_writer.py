@@ -37,11 +37,11 @@ class PartWriter:
         otherwise."""
         self._gap_has_marks = False
         self._fresh = False
-        """Whether the whitespace that comes next is formatting and is dropped, because it follows reasoning
-        or a tool call."""
+        """Whether the whitespace that comes next is formatting and is dropped, because it follows a mark of
+        reasoning or a tool call."""
         self._seam = False
-        """Whether reasoning or a tool call came after the last content, so that the next content begins a new
-        text."""
+        """Whether reasoning or a tool call came after the last content, between it and the content that comes
+        next."""
         self._last = ""
         """Last character of the content written so far."""
         self.previous = Previous.START
