@@ -34,11 +34,11 @@ class DueQueue(Generic[K, V]):
         self._since[key] = (now_ms, value)
 
     def leave(self, key: K) -> None:
-        """Remove an entry, if it is there."""
+        """Remove the entry of this key, if there is one."""
         self._since.pop(key, None)
 
     def due(self, now_ms: int) -> list[V]:
-        """Return the values of the entries that are due, the oldest first. The entries stay until they
+        """Return the values of the entries that are due now, oldest first. They stay in the queue until they
         `leave`."""
         late: list[V] = []
         for since_ms, value in self._since.values():

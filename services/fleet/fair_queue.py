@@ -22,23 +22,24 @@ from typing import Final, Generic, NamedTuple, TypeVar
 QUANTUM: Final = 256
 """Number of tokens that each tenant gets in one lap of the round robin."""
 LOWER_PART: Final = 16
-"""Number of tokens served in higher classes for which the lower classes get one token."""
+"""Ratio of the tokens served in higher classes to the tokens that the lower classes get in return."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueKey:
-    """Attributes of a request that decide when it is served."""
+    """Attributes of a waiting request that decide when it is served: class, tenant, work and arrival."""
 
     priority: int = 0
     """Priority class. The lowest number is served first."""
     tenant: bytes = b""
-    """Tenant whose share of the queue pays for the request."""
+    """Tenant (a group of clients) whose share of the queue pays for the request."""
     tokens: int = 1
     """Expected work of the request in tokens, which its tenant pays for; at least 1."""
     arrived_ms: int = 0
-    """Arrival time of the request, in milliseconds. It stays the same if the request had rooms since."""
+    """Arrival time of the request in milliseconds. It does not change when the request gets a room and waits
+    again."""
     had_room: bool = False
 
 
@@ -47,9 +48,9 @@ class QueuedWork(NamedTuple):
 
     all: int
     in_class: int
-    """Number of requests before a given one that are of its own class and had no room before."""
+    """Number of requests served before a given one that are of the same class and had no room before."""
     tokens: int
-    """Expected work of all requests before a given one, in tokens (`QueueKey.tokens`)."""
+    """Expected work of all requests served before a given one, in tokens (`QueueKey.tokens`)."""
     tokens_in_class: int
 
 
@@ -58,7 +59,7 @@ NOTHING_QUEUED: Final = QueuedWork(0, 0, 0, 0)
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
-    """Waiting request, with its key and its number in the queue."""
+    """A waiting request with its key and its serial number in the queue."""
 
     waiting: T
     claim: QueueKey
@@ -78,7 +79,7 @@ class QueueEntry(Generic[T]):
 class _TenantQueue(Generic[T]):
     name: bytes
     number: int
-    """Position of the tenant in each lap of the round robin."""
+    """Position of the tenant within each lap of the round robin. The lowest is served first."""
     visited: int
     """Lap of the round robin up to which the tenant's savings are counted."""
     saved: int
@@ -88,8 +89,8 @@ class _TenantQueue(Generic[T]):
     """Number of the tenant's requests, skipped ones included."""
     tokens: int = 0
     rank: tuple[int, int] | None = None
-    """Sort key of the tenant: the lap in which it can pay for its oldest request, and its position in a lap.
-    None if all its requests are skipped."""
+    """Sort key of the tenant within its class: the lap in which its savings pay for its oldest request, and
+    its position in a lap. None if all its requests are skipped."""
 
     def laps(self, tokens: int) -> int:
         """Return how many more laps the tenant needs to save `tokens` tokens."""
@@ -108,7 +109,8 @@ class _ClassQueue(Generic[T]):
         """Tenants sorted by rank. No two ranks are equal."""
 
     def first(self) -> QueueEntry[T] | None:
-        """Return the next request of the class to be served. Skipped requests are left out."""
+        """Return the request of this class that is served next, or None. Requests that the present scan has
+        skipped are left out."""
         return next(iter(self._order[0][2].waiting.values())) if self._order else None
 
     def oldest_first(self) -> list[QueueEntry[T]]:
@@ -116,7 +118,7 @@ class _ClassQueue(Generic[T]):
         return sorted(found, key=lambda each: each.number)
 
     def last(self) -> QueueEntry[T]:
-        """Return the newest request of the tenant that has the most requests."""
+        """Return the newest waiting request of the tenant that has the most waiting requests."""
         most = max(self._tenants.values(), key=lambda tenant: tenant.count)
         return next(reversed(most.waiting.values()))
 
@@ -160,10 +162,10 @@ class _ClassQueue(Generic[T]):
         self._rank(tenant)
 
     def ahead(self, claim: QueueKey) -> tuple[int, int]:
-        """Return how many requests are served before a new one, and their tokens.
+        """Return the number of requests that are served before a new one, and their expected work in tokens.
 
-        All requests of its own tenant are. Other tenants get as many tokens each as its tenant takes until
-        then.
+        All waiting requests of the new one's tenant are among them. Until those are served, other tenants get
+        as many tokens each.
         """
         mine = self._tenants.get(claim.tenant)
         own, own_tokens = (0, 0) if mine is None else (mine.count, mine.tokens)
@@ -205,7 +207,7 @@ class FairQueue(Generic[T]):
         self._order: list[int] = []
         """Priority classes with waiting requests, in ascending order."""
         self._unserved: OrderedDict[int, None] = OrderedDict()
-        """Priority classes with waiting requests, the one served least recently first."""
+        """Priority classes with waiting requests. The class that was served longest ago is first."""
         self._for_lower = 0
         """Number of tokens served in higher classes for which lower classes have not got their part yet."""
         self._lower_skipped = False
@@ -255,20 +257,20 @@ class FairQueue(Generic[T]):
         return None if highest is None else self._classes[highest].first()
 
     def last(self) -> QueueEntry[T] | None:
-        """Return the request to reject if one has to be: the newest of the tenant with the most, in the
-        lowest class.
+        """Return the request that is rejected if the queue is too long. It is the newest one of the tenant
+        with the most requests in the lowest class.
 
         Requests that had a room before are never rejected. Not for use within a scan.
         """
         return self._classes[self._order[-1]].last() if self._order else None
 
     def take(self, one: QueueEntry[T]) -> None:
-        """Remove a request that gets a room. Its tenant and its class pay for it."""
+        """Remove a request that gets a room. Its tenant's savings, and its class, pay for it."""
         self._remove(one, served=True)
 
     def leave(self, one: QueueEntry[T]) -> bool:
-        """Remove a request that gets no room. Nothing is paid. Return False if it had left the queue
-        before."""
+        """Remove a request that gets no room, so that its tenant pays nothing. Return False if it has left
+        the queue before."""
         if not one.is_queued:
             return False
         self._remove(one, served=False)
@@ -303,13 +305,14 @@ class FairQueue(Generic[T]):
         self._skipped.clear()
 
     def count_up_to(self, priority: int) -> int:
-        """Return the number of requests that had a room before or are of a class up to `priority`."""
+        """Return the number of waiting requests that had a room before, or whose class has a number up to
+        `priority`."""
         sooner = takewhile(lambda each: each <= priority, self._order)
         return self.retried + sum(self._classes[each].count for each in sooner)
 
     def by_class(self) -> Counter[int]:
-        """Return the number of waiting requests by class, including those that had a room before. The cost
-        grows with the number of those."""
+        """Return the number of waiting requests, by class. Requests that had a room before are included, and
+        the cost of the call grows with their number."""
         waiting = Counter(one.claim.priority for _, one in self._retried)
         return waiting + Counter({priority: line.count for priority, line in self._classes.items()})
 
@@ -318,8 +321,8 @@ class FairQueue(Generic[T]):
         return self._classes[priority].count if priority in self._classes else 0
 
     def ahead(self, claim: QueueKey) -> QueuedWork:
-        """Return the requests that are served before a new one with this key. Requests that come later may be
-        served sooner, and are not counted."""
+        """Return the number and the work of the requests that are served before a new one with this key.
+        Requests that arrive later may be served sooner, but are not counted."""
         if claim.had_room:
             older = bisect_right(self._retried, claim.arrived_ms, key=lambda each: each[0][0])
             return QueuedWork(older, 0, sum(one.claim.tokens for _, one in self._retried[:older]), 0)
@@ -330,7 +333,7 @@ class FairQueue(Generic[T]):
         return QueuedWork(self.count_up_to(claim.priority - 1) + in_class, in_class, before + tokens, tokens)
 
     def in_all(self) -> QueuedWork:
-        """Return the work of all waiting requests, including the one that is served last."""
+        """Return the number and the work of all waiting requests."""
         lowest = self._classes[self._order[-1]] if self._order else None
         of_all = self._retried_tokens + sum(each.tokens for each in self._classes.values())
         count, tokens = (0, 0) if lowest is None else (lowest.count, lowest.tokens)

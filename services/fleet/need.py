@@ -1,4 +1,4 @@
-"""Resources that a request needs on its workers, in KV positions."""
+"""Resources that a request needs on its prefill and its decode worker, in KV positions."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -26,18 +26,19 @@ class Need:
     """Hashes of the prompt's blocks, by which workers with a cached prefix are found. Empty if cached
     prefixes do not matter."""
     choices: int = 1
-    """Number of sequences that decode draws after the same prompt."""
+    """Number of sequences that decode samples after the same prompt (n of the API)."""
     margin: int = 0
     """Number of KV positions that have to be free on decode, in addition to those with which the room begins.
     Set for a retracted request, so that it is not retracted again at once."""
     may_be_local: bool = False
-    """Whether a decode worker that computes prompts may get the request without a prefill worker. It does if
-    no prefill worker is ready, or the only one is its own process."""
+    """Whether a decode worker may serve the request alone and compute its prompt itself. That happens if no
+    prefill worker is ready, or the only one is in the same process."""
     scores: int = 0
     """Number of prompt tokens that prefill scores, in addition to computing them."""
 
     def positions_on(self, worker: WorkerFacts) -> int:
-        """Return the most KV positions that the request may take on this worker, whatever its side."""
+        """Return the most KV positions that the request may take on this worker: its prompt on prefill, its
+        prompt and output on decode."""
         return (
             self.prompt_tokens
             if worker.side is Side.PREFILL
@@ -52,7 +53,7 @@ class Need:
         return positions_of(self.prompt_tokens, self.tokens, self.choices, page_tokens)
 
     def initial_on(self, worker: WorkerFacts) -> int:
-        """Return the number of KV positions with which the request begins on this worker."""
+        """Return the number of KV positions that the request takes on this worker when it begins there."""
         return (
             self.prompt_tokens if worker.side is Side.PREFILL else self.initial_on_decode(worker.page_tokens)
         )

@@ -1,8 +1,8 @@
-"""Pairs of workers that do not reach each other, though each may serve together with others.
+"""Health of pairs of workers: which prefill and decode workers cannot connect to each other.
 
-A worker is ready after a hand-over with one partner, which proves nothing about its connection to another. A
-pair whose rooms fail to connect several times in a row counts as broken. It is whole again after a canary
-(test request) has passed through this very pair.
+A worker is ready after a hand-over with one partner. That proves nothing about its connection to another
+worker. A pair whose rooms fail to connect several times in a row counts as broken. It counts as whole again
+after a canary (test request) has passed through this very pair.
 """
 
 from typing import Final, TypeAlias
@@ -23,8 +23,7 @@ class PairHealth:
 
     def __init__(self) -> None:
         self.failures: dict[PairId, int] = {}
-        """Number of consecutive rooms that failed to connect, by pair. Pairs without failures are left
-        out."""
+        """Number of rooms in a row that failed to connect, by pair. Pairs without failures have no entry."""
         self._broken: dict[PairId, None] = {}
 
     def ended(self, pair: PairId, cause: Cause | None, *, canary: bool) -> bool:

@@ -38,8 +38,8 @@ prefix."""
 Pair: TypeAlias = tuple[Worker | None, Worker]
 """Prefill and decode worker of a request. If prefill is None, decode computes the prompt itself."""
 Fullness: TypeAlias = tuple[bool, float, int, str]
-"""Sort key of a worker in a placement, the best first: whether the request would wait there, the used share
-with it, the positions it adds, and the worker's name."""
+"""Sort key by which a placement compares workers, the best first. It has: whether the request would wait, the
+used share of the cache with the request, the positions added, and the worker's name."""
 
 
 def place(
@@ -163,8 +163,8 @@ def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice 
 def _alone(
     workers: Mapping[Side, SideWorkers], need: Need, lacks: NoSuchWorker | None = None
 ) -> "_Choice | None":
-    """Return the decode workers that could compute and hold a request without prefill. None if the request
-    may not be local, or there are no such workers.
+    """Return the decode workers that could serve a request without prefill. None if the request may not be
+    local (computed on decode), or there are none.
 
     `lacks`: error that says why no prefill worker can serve the request. Raises NoSuchWorker if only a worker
     that may come later could.
@@ -189,8 +189,8 @@ def uncached_tokens(worker: Worker, need: Need) -> int:
 
 
 class _Choice:
-    """Workers of a side that could hold a request; at least one. Only ready workers count, or if there are
-    none, those that may be ready again soon."""
+    """Workers of one side that could hold a request, at least one. They are ready workers, or if there are
+    none, workers that may be ready again soon."""
 
     def __init__(self, workers: SideWorkers, side: Side, need: Need, *, alone: bool = False) -> None:
         """Find the workers of a side for a request. `alone`: only decode workers that compute prompts. Raises
@@ -201,10 +201,11 @@ class _Choice:
         self._need = need
         self._avoid: Collection[Incarnation] = ()
         self._least = need.prompt_tokens if side is Side.PREFILL else need.positions_on_decode(1)
-        """Fewest KV positions that the request can need in total, for pages of any size."""
+        """Fewest KV positions that the whole request needs on a worker, whatever its page size."""
         page_tokens = min(workers.page_sizes, default=1)
         self._first = need.prompt_tokens if side is Side.PREFILL else need.initial_on_decode(page_tokens)
-        """Fewest KV positions with which the request can begin, on the workers' smallest pages."""
+        """Fewest KV positions that the request needs to begin, with the smallest page size among the
+        workers."""
         self.is_ready = self._is_weighed = False
         """Whether some of the workers that could hold the request are ready. `_is_weighed`: whether workers
         of weight 0 are left out, because there are others."""
@@ -217,8 +218,8 @@ class _Choice:
             self._refuse()
 
     def without(self, avoid: Collection[Incarnation]) -> "_Choice":
-        """Return the choice of workers without those in `avoid`, unless none is left. Workers of weight 0
-        count only if there are no others."""
+        """Return a choice without the workers in `avoid`, or this choice if none would be left. Workers of
+        weight 0 stay only if there are no others."""
         if not avoid:
             return self
         for is_weighed in (True, False) if self._is_weighed else (False,):
@@ -233,8 +234,8 @@ class _Choice:
         return self._able(self._workers.ready)
 
     def reservable(self, before: Worker | None) -> list[Worker]:
-        """Return ready workers that are not reserved yet: LOOKS_MAX at most, and `before` if it is such a
-        worker."""
+        """Return ready workers that are not reserved for another request yet, at most LOOKS_MAX. In addition,
+        `before` is returned if it is one."""
         looked = list(islice((worker for worker in self.ready() if not worker.reserved), LOOKS_MAX))
         if before is not None and not before.reserved:
             looked += [before] if before in self._workers.ready and self._can_be(before) else []
@@ -326,8 +327,8 @@ class _Choice:
         return fits and (facts.computes or not self._alone)
 
     def _able(self, by_size: Ranking) -> Iterator[Worker]:
-        """Yield the workers of the ranking that can hold the request. `by_size`: ranking with the largest
-        worker first."""
+        """Yield the workers of a ranking that can hold the request. `by_size`: ranking with the largest cache
+        first."""
         for worker in by_size:
             if worker.facts.tokens_max < self._least:
                 return
@@ -335,8 +336,7 @@ class _Choice:
                 yield worker
 
     def _refuse(self) -> NoReturn:
-        """Raise the error for a request that no serving worker can hold: NoneReady, NoSuchWorker or
-        TooLarge."""
+        """Raise the error for a request that no worker can hold: NoneReady, NoSuchWorker or TooLarge."""
         side, needed = self._side.value, self._need.describe(self._side)
         if self._workers.tokens_max and not any(self._able(self._workers.known)):
             raise TooLarge(
@@ -349,8 +349,8 @@ class _Choice:
 
 
 def _has_whole(prefill: _Choice, decode: _Choice, pairs: PairHealth) -> bool:
-    """Return whether some pair of a prefill and a decode worker connects. At most one more pair is looked at
-    than there are broken pairs."""
+    """Return whether at least one pair of a prefill and a decode worker connects. The number of pairs that
+    are looked at is at most one more than the number of broken pairs."""
     return any(not pairs.is_broken(_id(one, other)) for one in prefill.ready() for other in decode.ready())
 
 

@@ -23,14 +23,15 @@ LEFT_MS_MAX: Final = 2**32 - 1
 
 @dataclass(slots=True)
 class PrefillQueue:
-    """Prompt tokens that wait on one prefill worker, and the time to compute them."""
+    """Estimate of the prompt tokens that wait on one prefill worker, and of the time until they are
+    computed."""
 
     load: WorkerLoad | None = None
     """Last load report of the worker; None before the first."""
     unreported: UnreportedRooms = field(default_factory=UnreportedRooms)
-    """Rooms placed on the worker since its last report, with their tokens to compute."""
+    """Rooms placed on the worker since its last report, with the number of tokens to compute of each."""
     _done_ms: int = 0
-    """Expected time at which all known tokens are computed, in milliseconds."""
+    """Time in milliseconds at which the worker is expected to have computed all tokens that wait there."""
 
     @property
     def tokens(self) -> int:
@@ -55,13 +56,13 @@ class PrefillQueue:
         return tokens if self.load is None else tokens + scored * self.load.score_price // 1000
 
     def add(self, room: RoomId, tokens: int, now_ms: int) -> None:
-        """Add a room that was just placed on the worker. `tokens`: its cost as returned by `cost`."""
+        """Count a room that was just placed on the worker. `tokens`: its cost as returned by `cost`."""
         self.unreported.add(room, tokens)
         self._done_ms = max(self._done_ms, now_ms) + self.duration_ms(tokens)
 
     def delivered(self, room: RoomId) -> int:
-        """Record that the worker got a room from its opener. Return how many tokens are no longer counted for
-        the room here."""
+        """Record that the worker has got a room. Return the number of tokens that no longer counts for it,
+        because the worker's next report covers the room."""
         tokens = self.unreported.delivered(room)
         self._done_ms -= self.duration_ms(tokens)
         return tokens
@@ -73,7 +74,7 @@ class PrefillQueue:
     def update(
         self, load: WorkerLoad, entered: RoomId, is_brought: Callable[[RoomId], bool], now_ms: int
     ) -> None:
-        """Take a load report of the worker. For the arguments see `WorkerUsage.update`."""
+        """Process the worker's report of its load. Arguments: see `WorkerUsage.update`."""
         if self.load is not None and load.number <= self.load.number:
             return
         self.load = load

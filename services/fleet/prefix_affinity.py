@@ -40,7 +40,7 @@ class SentPrefixes:
         self._limit = tokens_max // BLOCK_TOKENS
         self._blocks: OrderedDict[Block, None] = OrderedDict()
         self.awaited: dict[Block, int] = {}
-        """For each block that no room has computed yet: the number of rooms that are to compute it."""
+        """Number of rooms that are about to compute a block, for each block that no room has computed yet."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -66,8 +66,11 @@ class SentPrefixes:
         return new, forgotten
 
     def expect(self, prompt: Sequence[Block], new: Sequence[Block]) -> list[Block]:
-        """Record that a room is to compute a prompt. Return its blocks that no room has computed yet. `new`:
-        blocks of the prompt that the worker was not sent before."""
+        """Record that a room is about to compute a prompt. Return those of the prompt's blocks that no room
+        on the worker has computed yet.
+
+        `new`: blocks of the prompt that the worker has not got before.
+        """
         first = set(new)
         awaited = [block for block in prompt if block in first or block in self.awaited]
         for block in awaited:
@@ -75,7 +78,8 @@ class SentPrefixes:
         return awaited
 
     def mark_computed(self, awaited: Sequence[Block]) -> None:
-        """Record that a room has computed the blocks that `expect` returned for it."""
+        """Record that a room has computed its prompt. `awaited`: blocks that `expect` returned for this
+        room."""
         for block in awaited:
             self.awaited.pop(block, None)
 
@@ -92,14 +96,15 @@ class SentPrefixes:
         return left
 
     def drop(self, blocks: Sequence[Block]) -> list[Block]:
-        """Forget blocks of the worker. Return those of them that were remembered."""
+        """Forget that the worker got these blocks. Return those of them that were remembered."""
         known = [block for block in blocks if block in self._blocks]
         for block in known:
             del self._blocks[block]
         return known
 
     def cached_tokens(self, prompt: Sequence[Block]) -> int:
-        """Return how many leading tokens of a prompt the worker was sent before, and so may have cached."""
+        """Return the number of a prompt's leading tokens that the worker got before, so that it may have
+        their KV cached."""
         known = 0
         for block in prompt:
             if block not in self._blocks:

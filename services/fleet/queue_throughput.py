@@ -17,7 +17,8 @@ WINDOW_MS: Final = 60_000
 """Length of the measurement window, in milliseconds with waiting requests. Older measurements are dropped."""
 BUSY_MS_MIN: Final = 2_000
 DONE_MIN: Final = 4
-"""Fewest reports of work, or served requests, from which a throughput or a share is computed."""
+"""Fewest reports of work from which a throughput is computed, and fewest served requests from which a class's
+share is."""
 SPAN_MS: Final = 250
 """Length of one span of the measurement window, in milliseconds."""
 CLASSES_MAX: Final = 32
@@ -39,13 +40,13 @@ class BusyThroughput:
         """Spans of the measurement, each as [milliseconds with waiting requests, units of work done, number
         of reports]. New measurements are added to the last span."""
         self._sums = [0, 0, 0]
-        """Sums of the three numbers of a span over all spans."""
+        """Sums over all spans of the three numbers that each span has."""
         self.units_min = 1
-        """Least work from which a throughput is computed, in units."""
+        """Least number of units of work (tokens) from which a throughput is computed."""
         self._busy_since_ms: int | None = None
 
     def look(self, now_ms: int, *, waits: bool) -> None:
-        """Record whether any request waits from now on. To be called whenever that changes, and regularly."""
+        """Record whether any request waits now. To be called whenever that changes, and regularly."""
         if self._busy_since_ms is not None:
             self._add(now_ms - self._busy_since_ms, 0, 0)
         self._busy_since_ms = now_ms if waits else None
@@ -83,7 +84,7 @@ class _ClassShare:
     of_tokens: int = 0
     times: int = 0
     return_ms: int = 0
-    """Time at which the last rejected client of the class is to return, in milliseconds."""
+    """Time in milliseconds at which the last client that was rejected in this class is to try again."""
 
     def served(self, tokens: int, *, is_own: bool) -> None:
         if not self.waits:
@@ -95,7 +96,8 @@ class _ClassShare:
             self.tokens, self.of_tokens, self.times = self.tokens // 2, self.of_tokens // 2, self.times // 2
 
     def share(self) -> float:
-        """Return the class's share of the work, from 0 to 1; 1 while it is unknown."""
+        """Return the part of the queue's throughput that this class gets, from 0 to 1. It is 1 while it is
+        unknown."""
         return max(self.tokens / self.of_tokens, SHARE_MIN) if self.times >= DONE_MIN else 1.0
 
 
@@ -108,14 +110,14 @@ class QueueThroughput:
         self.classes: OrderedDict[int, _ClassShare] = OrderedDict()
 
     def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
-        """Record how many requests wait from now on, in all and by class. To be called whenever that changes,
+        """Record the number of requests that wait now, in all and by class. To be called whenever it changes,
         and regularly."""
         self._all.look(now_ms, waits=waiting > 0)
         for priority, known in self.classes.items():
             known.waits = in_class(priority) > 0
 
     def waits(self, priority: int) -> None:
-        """Record that a request of this priority class waits from now on."""
+        """Record that a request of this priority class waits now."""
         self._of(priority).waits = True
 
     def progressed(self, tokens: int, tokens_min: int) -> None:

@@ -22,7 +22,7 @@ from baton.rooms.phases import Side
 from baton.rooms.worker_load import WorkerLoad
 
 GOODBYE: Final = "left"
-"""Proof that a worker is gone, if the worker itself called Leave."""
+"""Proof that a worker is gone: the worker itself called Leave."""
 
 
 class Registry(WorkerTable, RoomTable):
@@ -47,11 +47,11 @@ class Registry(WorkerTable, RoomTable):
         WorkerTable.__init__(self, model, lease_ms, context_length)
         RoomTable.__init__(self, first_room, done_max, failed_max)
         self._reserved: list[Worker] = []
-        """Decode workers that are each reserved for one request during a scan of the queue."""
+        """Decode workers that are reserved during the present scan of the queue, each for one request."""
 
     def update_load(self, incarnation: Incarnation, load: WorkerLoad, now_ms: int) -> bool:
-        """Take a worker's report of its load. Return whether the worker has more space than was assumed, so
-        that a waiting request may fit.
+        """Process a worker's report of its load. Return whether the worker has more space than was assumed,
+        so that a waiting request may fit now.
 
         A decode worker's report with the wrong number of KV groups is ignored.
         """
@@ -139,9 +139,11 @@ class Registry(WorkerTable, RoomTable):
     def reserve(
         self, need: Need, avoid: Collection[Incarnation] = (), before: Incarnation | None = None
     ) -> Incarnation | None:
-        """Reserve a decode worker for a request that fits none now. Return its incarnation, or None. Nothing
-        else is placed on it until `release_reserved`. `before`: the worker that was reserved for the request
-        last time."""
+        """Reserve a decode worker for a request that fits on none now. Return its incarnation, or None.
+
+        No other request is placed on it until `release_reserved`. `before`: the worker that the last scan
+        reserved for the request.
+        """
         was = None if before is None else self._workers.get(before)
         worker = choose_reserved(self.sides, need, avoid, self.pairs, was)
         if worker is None:
@@ -208,8 +210,8 @@ class Registry(WorkerTable, RoomTable):
         return entry
 
     def mark_local(self, room: RoomId) -> None:
-        """Record that the decode worker of a room computes the prompt itself. Its prefill worker does not
-        hold the room then."""
+        """Record that the decode worker of a room computes the prompt itself, so that the prefill worker has
+        no part of the room."""
         entry = self._open.get(room)
         if entry is None or entry.prefill is None or entry.is_local:
             return

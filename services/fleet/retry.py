@@ -27,8 +27,8 @@ PAUSE_S_MAX: Final = 5.0
 MARGIN_TOKENS: Final = 64
 """Fewest KV positions that must be free for each choice of a retracted request before it goes on."""
 MARGIN_SHARE: Final = 0.25
-"""Least free space before a retracted request goes on, as a share of its tokens that are computed again. So
-it gains more than that costs."""
+"""Least free space before a retracted request continues, as a share of the tokens that have to be computed
+again. With less space, it would gain less than it costs."""
 RETRIED: Final = frozenset(reason for reason, facts in REASONS.items() if facts.is_retried)
 
 
@@ -39,8 +39,8 @@ class RetryBounds:
     rooms_max: int = 6
     """Most consecutive rooms of one request that end without progress."""
     wait_s: float | None = None
-    """Longest wait of a request whose room failed, in seconds, while a side has no ready worker. None: as
-    long as the request may take. A worker may be restarting."""
+    """Longest time in seconds for which a request whose room failed waits for a side to have a ready worker,
+    which may be restarting. None: as long as the request may take."""
 
 
 def avoided_sides(reason: Reason, teller: Side | None) -> frozenset[Side]:

@@ -24,9 +24,9 @@ class RoomPhase(Enum):
 
     OPEN = "open"
     STREAMING = "streaming"
-    """The first token was passed on to the client."""
+    """Phase of a room whose first token was passed on to the client."""
     CLOSING = "closing"
-    """The outcome is known, but not all workers of the room have reported it retired."""
+    """Phase of a room whose outcome is known, but which not all of its workers have reported retired."""
     RETIRED = "retired"
 
 
@@ -41,11 +41,12 @@ class RoomEntry:
     prompt_tokens: int
     """Number of KV positions that prefill computes for the room, without the cached prefix."""
     tokens: int
-    """Number of KV positions with which the room begins on decode."""
+    """Number of KV positions that the room takes on decode when it begins."""
     opened_ms: int
     canary: bool = False
     retry_of: RoomId | None = None
-    """Earlier room of the same request that ended, and that this room continues. None for the first room."""
+    """Id of the earlier room of the same request that this room continues. None for the first room of a
+    request."""
     trace_id: str = ""
     """Trace id of the request; empty if there is none."""
     phase: RoomPhase = RoomPhase.OPEN
@@ -60,7 +61,7 @@ class RoomEntry:
     """Lines of the room's timeline, in the order in which they arrived."""
     events_dropped: int = 0
     choices: int = 1
-    """Number of choices (sequences) that are drawn in the room."""
+    """Number of choices (sequences) that are sampled in the room."""
     prefill_ms: int | None = None
     """Expected time until prefill has computed the prompt, as estimated when the room was opened, in
     milliseconds. None if unknown."""
@@ -115,7 +116,7 @@ class RoomEntry:
         return sides
 
     def worker(self, side: Side) -> WorkerFacts:
-        """Return the room's worker of one of its `sides`. Raises LocalBug for another side."""
+        """Return the worker on one side of the room. Raises LocalBug if the room has none on this side."""
         if side is Side.DECODE:
             return self.decode
         if self.prefill is None:
@@ -141,13 +142,15 @@ class RoomEntry:
 
     @property
     def pair(self) -> PairId | None:
-        """Ids of the room's prefill and decode worker. None if nothing is handed over between them."""
+        """Ids of the room's prefill and decode worker, if prefill hands the room over to decode. None
+        otherwise."""
         if self.prefill is None or self.is_local:
             return None
         return self.prefill.incarnation, self.decode.incarnation
 
     def needs(self, incarnation: Incarnation) -> bool:
-        """Return whether the room ends if this worker is lost. The worker has to be one of the room's own."""
+        """Return whether the room ends if this worker, one of its two, is lost. A local room does not need
+        its prefill worker."""
         return not self.is_local or incarnation == self.decode.incarnation
 
     @property

@@ -24,7 +24,7 @@ def is_of(room_request: str, request_id: str) -> bool:
 
 
 Table = dict[RoomId, RoomEntry]
-"""Rooms by id, the oldest first, since ids are issued in ascending order."""
+"""Rooms by room id. The oldest room is first, because ids are issued in ascending order."""
 
 
 class RoomIndex:
@@ -70,11 +70,11 @@ class RoomIndex:
         return reversed(self._clients.values())
 
     def failures(self) -> Iterator[RoomEntry]:
-        """Yield failed rooms, the last failure first."""
+        """Yield the rooms that failed, the one that failed last first."""
         return reversed(self._failed.values())
 
     def named(self, request_id: str) -> Iterator[RoomEntry]:
-        """Yield the rooms of exactly this request id, newest first."""
+        """Yield the rooms whose request has exactly this request id, newest first."""
         return reversed(self.by_request.get(request_id, {}).values())
 
     def of_request(self, request_id: str) -> Iterator[RoomEntry]:

@@ -60,7 +60,7 @@ class RoomTable:
         self.phases: Counter[RoomPhase] = Counter()
         """Number of open rooms by phase."""
         self._rooms_by_worker: dict[Incarnation, dict[RoomId, RoomEntry]] = {}
-        """Open rooms by incarnation of their workers. Workers that are gone are included."""
+        """Open rooms of each worker, by the worker's incarnation. Workers that are gone are included."""
         self._undelivered: DueQueue[RoomId, RoomEntry] = DueQueue(DELIVERY_MS)
         """Open rooms that their opener, the process that asked for the room, has not sent to all their
         workers."""
@@ -73,7 +73,7 @@ class RoomTable:
         self._closing: DueQueue[RoomId, RoomEntry] = DueQueue(CLOSING_MS)
         """Rooms with an outcome that some worker has not reported retired."""
         self.index = RoomIndex()
-        """Index of all known rooms, for lookups."""
+        """Index by which rooms are found: by request, by HTTP request, by failure."""
 
     def get(self, room: RoomId) -> RoomEntry:
         for table in self._tables:
@@ -109,7 +109,7 @@ class RoomTable:
         return incarnation in self._rooms_by_worker
 
     def record(self, room: RoomId, event: Event) -> bool:
-        """Add an event to a room's timeline. Return False if the room is unknown."""
+        """Add an event to a room's timeline. Return False if the table does not have the room."""
         try:
             entry = self.get(room)
         except UnknownRoom:
@@ -204,7 +204,7 @@ class RoomTable:
 
 
 def remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> list[V]:
-    """Enter a value into a table of at most `limit` entries. Return the oldest values, which were removed to
-    make space."""
+    """Add a value to a table of at most `limit` entries. Return the values that were removed to make space,
+    the oldest ones."""
     table[key] = value
     return [table.popitem(last=False)[1] for _ in range(len(table) - limit)]

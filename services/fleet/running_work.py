@@ -22,10 +22,10 @@ class _Left:
     prompt_tokens: int
     output_tokens: int
     is_open_ended: bool
-    """Whether the request may draw more than OUTPUT_TOKENS, so that its length is unknown."""
+    """Whether the request allows more than OUTPUT_TOKENS output tokens, so that its length is unknown."""
     drawn: int = 0
     is_computed: bool = False
-    """Whether the request's prompt has been counted as done."""
+    """Whether the prompt of the request already counts as done."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class RunningWork:
         return prompt_tokens + left.output_tokens
 
     def _computed(self, left: _Left) -> int:
-        """Count a prompt as computed. Return its length in tokens, or 0 if it was counted before."""
+        """Count a room's prompt as done. Return its length in tokens, or 0 if it was counted before."""
         if left.is_computed:
             return 0
         left.is_computed = True

@@ -53,7 +53,8 @@ class Ranking:
         return 0 if first is None else first.facts.tokens_max
 
     def put(self, worker: Worker, rank: Rank | None) -> None:
-        """Set the rank of a worker. With None, the worker is removed."""
+        """Set the rank of a worker, which decides its place in the order. With None, the worker is
+        removed."""
         incarnation = worker.facts.incarnation
         before = self._entries.get(incarnation)
         if rank == (None if before is None else before[0]):
@@ -70,8 +71,8 @@ class SideWorkers:
 
     def __init__(self) -> None:
         self.known, self.ready, self.serving = Ranking(), Ranking(), Ranking()
-        """Rankings of all workers, of the ready ones, and of those that serve or may again soon. Each has the
-        largest cache first."""
+        """Rankings of three sets of workers: all, the ready ones, and those that serve now or may again soon.
+        In each, the worker with the largest cache is first."""
         self.computing = Ranking()
         """Workers that can compute prompts, in any state, the largest cache first."""
         self._open, self._roomy, self._short = Ranking(), Ranking(), Ranking()
@@ -80,15 +81,15 @@ class SideWorkers:
         self.joining: dict[Incarnation, Worker] = {}
         self.draining: dict[Incarnation, Worker] = {}
         self.changes = 0
-        """Number of times that a worker registered, left, or changed its state."""
+        """Number of times so far that a worker of this side registered, left, or changed its state."""
         self.page_sizes: Counter[int] = Counter()
         """Number of workers, by tokens per page."""
         self._sent: dict[Block, tuple[Worker, ...]] = {}
 
     @property
     def open(self) -> Ranking:
-        """Workers on which a client's room may begin now: the smallest used share first, then the largest
-        cache."""
+        """Workers on which a client's room may begin now. The order is by used share of the cache, smallest
+        first, then by size, largest first."""
         self._settle()
         return self._open
 
@@ -100,8 +101,8 @@ class SideWorkers:
 
     @property
     def short(self) -> Ranking:
-        """Workers with a short queue, on which one more room may wait: the smallest used share first, then
-        the largest cache."""
+        """Workers with a short queue, on which one more room may wait. The order is by used share of the
+        cache, smallest first, then by size, largest first."""
         self._settle()
         return self._short
 
@@ -111,7 +112,8 @@ class SideWorkers:
         return bool(len(self.open) or len(self.short))
 
     def with_space(self) -> Iterator[Worker]:
-        """Yield the workers with space for a small client's request. Some are yielded twice."""
+        """Yield the workers on which a small request of a client may be placed now. Some are yielded
+        twice."""
         return chain(self.open, self.short)
 
     @property
@@ -159,12 +161,12 @@ class SideWorkers:
         self.loaded(worker)
 
     def loaded(self, worker: Worker) -> None:
-        """Record that the rooms or the cache usage of a worker changed."""
+        """Record that the rooms on a worker, or the usage of its cache, have changed."""
         self._moved[worker.facts.incarnation] = worker
 
     def record_sent(self, worker: Worker, prompt: Sequence[Block]) -> Sequence[Block]:
-        """Record that a worker is sent a prompt with these prefix blocks. Return the blocks that it was not
-        sent before."""
+        """Record that a worker gets a prompt with these prefix blocks. Return the blocks that it has not got
+        before."""
         new, forgotten = worker.sent_prefixes.add(prompt)
         for block in new:
             self._sent[block] = (*self._sent.get(block, ()), worker)

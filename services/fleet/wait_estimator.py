@@ -30,8 +30,8 @@ class WaitEstimator:
         sure_ms = round(queue_timeout_ms / SURE)
         self._newcomer_ms = sure_ms if max_wait_ms is None else min(sure_ms, max_wait_ms)
         self._last_ms = queue_timeout_ms if max_wait_ms is None else min(queue_timeout_ms, 2 * max_wait_ms)
-        """Longest expected wait of the last request in the queue, in milliseconds. Beyond it, the request is
-        rejected."""
+        """Longest wait in milliseconds that may be expected of the last request in the queue. If more is
+        expected, that request is rejected."""
         self._work = RunningWork()
         self._pace = QueueThroughput()
         self._usual_cost = 0.0
@@ -39,19 +39,19 @@ class WaitEstimator:
     # ---- events
 
     def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
-        """Record how many requests wait from now on (see `QueueThroughput.look`)."""
+        """Record the number of requests that wait now (see `QueueThroughput.look`)."""
         self._pace.look(now_ms, waiting, in_class)
 
     def enters(self, claim: QueueKey) -> None:
-        """Record that a request with this key waits from now on."""
+        """Record that a request with this key has entered the queue."""
         self._pace.waits(claim.priority)
 
     def leaves(self, claim: QueueKey) -> None:
-        """Record that a request that waited has got a room."""
+        """Record that a request with this key has left the queue because it got a room."""
         self._pace.served(None if claim.had_room else claim.priority, claim.tokens)
 
     def opened(self, room: RoomId, need: Need) -> None:
-        """Record that a request with this need has got this room."""
+        """Record that a room was opened for a request with this need, so that its work is expected."""
         cost = self.cost(need)
         self._usual_cost += (cost - self._usual_cost) / (MEMORY if self._usual_cost else 1)
         self._work.opened(room, _prompt(need), _longest(need), need.choices)
@@ -78,7 +78,8 @@ class WaitEstimator:
         return _prompt(need) + self._work.output_tokens(_longest(need), need.choices)
 
     def too_long_ms(self, ahead: QueuedWork, claim: QueueKey) -> int | None:
-        """Return the expected wait of a new request in milliseconds if it is longer than allowed, or None."""
+        """Return the expected wait of a new request in milliseconds, if it is too long for the request to be
+        accepted. Otherwise return None."""
         if claim.had_room:
             return None
         wait_ms = self._pace.wait_ms(ahead, claim.priority, claim.tokens)
@@ -112,5 +113,5 @@ def _prompt(need: Need) -> int:
 
 
 def _longest(need: Need) -> int:
-    """Return the most tokens that each choice of a request may draw."""
+    """Return the most output tokens that each choice of a request may have."""
     return max(need.tokens - need.prompt_tokens + 1, 1)

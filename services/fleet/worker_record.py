@@ -13,7 +13,7 @@ from baton.rooms.worker_facts import WEIGHT_TOTAL, WorkerFacts
 
 class WorkerState(StrEnum):
     JOINING = "joining"
-    """The worker is registered, but no canary (test request) has passed through it yet."""
+    """State of a registered worker through which no canary (test request) has passed yet."""
     READY = "ready"
     DRAINING = "draining"
     SUSPECT = "suspect"
@@ -28,7 +28,7 @@ class Worker:
     proven: bool = False
     """Whether a canary (test request) has passed through the worker."""
     dismissed: bool = False
-    """Whether the worker drains, and was informed that it gets no rooms any more."""
+    """Whether the worker is draining and knows that no more rooms will come."""
     reserved: bool = False
     """Whether the worker is reserved for one request, so that other requests of the same queue scan are not
     placed on it."""
@@ -40,13 +40,13 @@ class Worker:
     usage: WorkerUsage = field(init=False)
     """Used and free space of the worker's KV cache."""
     queue: PrefillQueue = field(default_factory=PrefillQueue)
-    """Prompt tokens that wait on this worker, if it is a prefill worker."""
+    """Work that waits on this worker if it is a prefill worker: prompt tokens to compute."""
     sent_prefixes: SentPrefixes = field(init=False)
     """Prompt prefixes that the worker was sent, and so may have in its prefix cache."""
     twin: "Worker | None" = field(default=None, init=False, repr=False, compare=False)
-    """Worker of the other side in the same process, while that worker holds a lease too. None otherwise."""
+    """Worker of the other side in the same process, if that worker also holds a lease. None otherwise."""
     weight: int = field(default=WEIGHT_TOTAL, init=False)
-    """Share of its process's time that this worker is meant to have, of 100. With 0, it gets no rooms while
+    """Percentage of its process's time that is meant for this worker. With 0, the worker gets no rooms while
     another worker of its side serves."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Worker:
 
     @property
     def tokens(self) -> int:
-        """Number of KV positions of the worker's cache that are used, or that waiting rooms need."""
+        """Number of positions in the worker's KV cache that are used, or that rooms waiting on it need."""
         return self.usage.tokens
 
     @property
@@ -100,7 +100,7 @@ class Worker:
         return self.share_with(0)
 
     def share_with(self, tokens: int) -> float:
-        """Return what `share` would be with `tokens` more KV positions."""
+        """Return the value that `share` would have if the worker had to hold `tokens` more KV positions."""
         share = self._own_share(tokens)
         if self.twin is not None:
             share += self.twin._own_share(0)
@@ -110,8 +110,8 @@ class Worker:
         return (self.tokens_ahead + more) / max(self.facts.tokens_max, 1)
 
     def weigh(self, prefill: int) -> None:
-        """Set the prefill weight of the worker's process: the part of its time that is meant for prefill, of
-        100."""
+        """Set the prefill weight of the worker's process: the percentage of its time that is meant for
+        prefill."""
         self.weight = prefill if self.facts.side is Side.PREFILL else WEIGHT_TOTAL - prefill
 
     @property
@@ -124,5 +124,6 @@ class Worker:
 
     @property
     def has_free_room(self) -> bool:
-        """Whether one more client's room may be placed on the worker, apart from the space in its cache."""
+        """Whether the worker may get one more room of a client, as far as the number of rooms is
+        concerned."""
         return self.state is WorkerState.READY and not self.reserved and self.rooms_left > 0

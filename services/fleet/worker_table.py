@@ -45,14 +45,14 @@ class WorkerTable:
         """Time of the last call of `expired`, in milliseconds."""
         self._workers: dict[Incarnation, Worker] = {}
         self._names: dict[str, Incarnation] = {}
-        """Incarnations of the registered workers, by name."""
+        """Incarnation of the worker that holds each name now, by name."""
         self._leases: OrderedDict[Incarnation, Worker] = OrderedDict()
         """Registered workers, in the order in which their leases end."""
         self.sides = {side: SideWorkers() for side in Side}
         self.pairs = PairHealth()
         """Health of pairs of workers: which pairs do not reach each other."""
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
-        """Facts of workers whose lease ran out, and whose process may still run, by incarnation."""
+        """Facts of workers whose lease has run out but whose process may still run, by incarnation."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
         self._expected_until_ms = dict.fromkeys(Side, 0)
         """Time until which a replacement for a lost worker is expected, in milliseconds, by side."""
@@ -211,8 +211,7 @@ class WorkerTable:
         return [each for each in self._workers if each in late] if late else []
 
     def departed(self) -> list[Incarnation]:
-        """Return the incarnations of processes that are known to be gone, the latest last, at most
-        DEPARTED_MAX."""
+        """Return the incarnations of processes known to have ended, the latest last, at most DEPARTED_MAX."""
         return list(self._departed)
 
     def unreachable(self) -> list[tuple[Worker, Worker]]:
@@ -283,8 +282,8 @@ class WorkerTable:
 
     @property
     def changes(self) -> int:
-        """Number of times that a worker came, left, or changed its state. What all workers can hold changes
-        only then."""
+        """Number of times so far that a worker came, left, or changed its state. Only then does the answer
+        change what all workers can hold."""
         return sum(workers.changes for workers in self.sides.values())
 
     def tokens_max(self, side: Side) -> int:
@@ -338,12 +337,13 @@ class WorkerTable:
                 _check_pages(page_tokens, facts.page_tokens, encoded=_is_encoded(facts))
 
     def _expect(self, worker: Worker, now_ms: int) -> None:
-        """Expect a lost worker back, or one that is started in its place, if it was ever ready."""
+        """Record that a lost worker, or one in its place, is expected soon, if the lost one was ever
+        ready."""
         if worker.proven:
             self._expected_until_ms[worker.facts.side] = now_ms + EXPECTED_MS
 
     def _renew_lease(self, worker: Worker, now_ms: int) -> None:
-        """Let a worker's lease begin anew now."""
+        """Restart the lease of a worker: it lasts from now."""
         worker.lease_until_ms = now_ms + self.lease_ms
         self._leases[worker.facts.incarnation] = worker
         self._leases.move_to_end(worker.facts.incarnation)

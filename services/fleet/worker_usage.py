@@ -38,30 +38,31 @@ class UnreportedRooms:
     _since: dict[RoomId, int] = field(default_factory=dict)
     """Token counts by room, in the order of the room ids."""
     _late: dict[RoomId, int] = field(default_factory=dict)
-    """Token counts of rooms that may not have been delivered yet, although the worker has entered later
-    ones."""
+    """Rooms that the worker may not have got yet, although it has got rooms with higher ids. The value is the
+    room's number of KV positions (or tokens to compute)."""
 
     def __len__(self) -> int:
         return len(self._since) + len(self._late)
 
     def add(self, room: RoomId, tokens: int) -> None:
-        """Add a room that was just placed on the worker. `tokens`: its count."""
+        """Count a room that was just placed on the worker. `tokens`: KV positions with which it begins, or
+        tokens to compute."""
         self._since[room] = tokens
         self.tokens += tokens
 
     def delivered(self, room: RoomId) -> int:
-        """Record that a room was delivered to the worker. Return the token count that is removed, because the
-        worker has entered later rooms."""
+        """Record that the worker has got a room. Return the number of tokens that no longer counts for it,
+        because the worker's next report covers the room."""
         return self._count_out(self._late, room)
 
     def release(self, room: RoomId) -> int:
-        """Remove a room that the worker no longer holds. Return the token count that is removed. If the
-        worker had entered the room, its next report shows the free space."""
+        """Remove a room that has left the worker. Return the number of tokens that no longer counts for it.
+        If the worker had got the room, its next report shows the free space."""
         return self._count_out(self._since, room) + self._count_out(self._late, room)
 
     def entered(self, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> None:
-        """Remove the rooms that a report covers: those up to the room id `entered` for which `is_brought`
-        returns that they were delivered."""
+        """Remove the rooms that the worker's report covers. They have ids up to `entered`, and `is_brought`
+        returns that the worker has got them."""
         for room in list(takewhile(lambda room: room <= entered, self._since)):
             tokens = self._since.pop(room)
             if is_brought(room):
@@ -85,11 +86,13 @@ class WorkerUsage:
     """Number of tokens per page, by KV group. One group with pages of one token if the worker did not
     register any."""
     load: WorkerLoad | None = None
-    """Last load report of the worker; None before the first."""
+    """Last report of its load that the worker has sent. None before the first."""
     _free: int = field(init=False)
-    """Number of free KV positions less those that waiting rooms need, at the last report. May be negative."""
+    """Number of KV positions that were free at the last report and that no waiting room needed. May be
+    negative."""
     unreported: UnreportedRooms = field(default_factory=UnreportedRooms)
-    """Rooms placed since the last report, with the KV positions with which they begin."""
+    """Rooms placed on the worker since its last report, with the number of KV positions with which each
+    begins."""
 
     def __post_init__(self) -> None:
         self._free = self.tokens_max
@@ -111,15 +114,15 @@ class WorkerUsage:
 
     @property
     def growing(self) -> int:
-        """Number of sequences that will take more KV as tokens are drawn, once all rooms placed on the worker
-        run."""
+        """Number of sequences on the worker whose KV grows with each sampled token, once all rooms placed on
+        it run."""
         load = self.load
         return len(self.unreported) if load is None else load.running + load.waiting + len(self.unreported)
 
     @property
     def waiting(self) -> int:
-        """Number of rooms that may be unable to begin: those that the worker reported as waiting, and all
-        placed since."""
+        """Number of rooms on the worker that may be unable to begin. They are those that its last report says
+        wait, and all rooms placed on it since."""
         load = self.load
         if load is None:
             return len(self.unreported)
@@ -135,7 +138,8 @@ class WorkerUsage:
 
     @property
     def has_batch_space(self) -> bool:
-        """Whether the worker's batch has space for one more sequence, once all rooms placed on it run."""
+        """Whether the worker can run one more sequence in its batch, in addition to those of all rooms placed
+        on it."""
         load = self.load
         if load is None or not load.running_max:
             return True
@@ -146,11 +150,11 @@ class WorkerUsage:
         return self.left >= tokens and self.has_batch_space
 
     def update(self, load: WorkerLoad, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> bool:
-        """Take a load report of the worker. Return whether it has more space than was assumed. A report older
-        than the last one is ignored.
+        """Process the worker's report of its load. Return whether the worker has more space than was assumed
+        before. A report older than the last one is ignored.
 
-        `entered`: highest room id that the worker has entered, of those issued by this router. `is_brought`:
-        function that returns whether a room was delivered to the worker.
+        `entered`: highest id among the rooms that the worker has got from this router. `is_brought`: function
+        that returns whether the worker has got a room.
         """
         if self.load is not None and load.number <= self.load.number:
             return False
