@@ -34,7 +34,7 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def slow() -> Iterator["Slow"]:
-    """The vocabulary of a worker's grammars, which is there when a test lets it go."""
+    """Reader of a worker's grammar vocabulary, which waits until a test releases it."""
     from tests.grammars.answers import Slow
 
     made = Slow()

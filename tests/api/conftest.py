@@ -75,7 +75,7 @@ async def http(app: ApiMiddleware) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def url(app: ApiMiddleware) -> AsyncIterator[str]:
-    """The application on a real socket."""
+    """URL of the application on a real socket."""
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=5)
     yield f"http://127.0.0.1:{server.port}"
     await server.stop()

@@ -110,7 +110,7 @@ class ScriptedWorker:
     scripts: list[Sequence[Step]] = field(default_factory=list)
     """Scripts of the next rooms, in their order. Rooms after them follow `script`."""
     choose: Callable[[Request], Sequence[Step]] | None = None
-    """The script for what is asked, instead."""
+    """Function that returns the script for a request, in place of `script`."""
     address: str = ""
     tokens_max: int = 1_000
     rooms_max: int = 2
@@ -126,11 +126,11 @@ class ScriptedWorker:
     left_ms: list[int] = field(default_factory=list)
     """Time left for each room, as the worker was told, ms."""
     cancels: dict[int, str] = field(default_factory=dict)
-    """Rooms to reasons."""
+    """Reasons of cancelled rooms, by room."""
     enough: list[tuple[int, int]] = field(default_factory=list)
-    """Rooms and their choices that it was told are complete."""
+    """Choices that the worker was told are complete, as (room, choice)."""
     absent: set[int] = field(default_factory=set)
-    """Rooms of which a cancel is answered so."""
+    """Rooms that the worker reports as absent when they are cancelled."""
     cut: list[int] = field(default_factory=list)
     """Rooms whose streams the caller ended."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -213,7 +213,7 @@ class ScriptedWorker:
         raise NotImplementedError
 
     def end(self, request: Any) -> list[int]:
-        """Rooms are over, and choices of others. Those rooms that are said not to be here."""
+        """End these rooms, and choices of others. Returns the rooms that the worker reports as absent."""
         self.cancels |= {each.room: each.cause.reason for each in request.cancel}
         if self.side is Side.DECODE:
             self.enough += [(each.room, each.choice) for each in request.end_choices]
@@ -341,7 +341,7 @@ class House:
             self.rooms.proven(worker.incarnation)
 
     def exited(self, name: str, pid: int) -> None:
-        """The process of a worker is known to have exited."""
+        """Report that the worker's process has exited."""
         for incarnation in self.registry.of_process(name, pid):
             self.rooms.lose(incarnation, "its process exited", proof="exited")
 

@@ -52,7 +52,7 @@ def prefills(request: Request) -> list[Step]:
 
 
 def decodes(request: Request) -> list[Step]:
-    """An honest worker: each choice goes on behind the output that they share."""
+    """Script of an honest worker, in which each choice goes on behind the output that they share."""
     at = len(request.output)
     drawn = [tokens(at, DRAWN[seed][at:], LENGTH, place) for place, seed in enumerate(seeds(request))]
     return [accepted(D), *reversed(drawn), ended(D)]
@@ -107,7 +107,7 @@ async def pairs() -> AsyncIterator[PairHealth]:
 
 
 def both(pairs: PairHealth) -> list[Request]:
-    """Asked of decode, after the first room."""
+    """Return the requests that decode got after the first room."""
     return sorted(
         [*pairs.decode.asked[1:], *pairs.decode_1.asked], key=lambda each: (each.output, seeds(each))
     )

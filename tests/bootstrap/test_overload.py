@@ -15,7 +15,7 @@ from baton.ids import RoomId
 from tests.bootstrap.scripted import House, house
 
 TICK_MS = 100
-"""A room is answered with each."""
+"""Time in which the stack answers one room, ms."""
 
 
 async def turns(times: int = 1) -> None:

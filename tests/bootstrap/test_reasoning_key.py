@@ -1,4 +1,4 @@
-"""The key that signs what clients carry is a file's, or one that is drawn; a file that is none ends
+"""Tests of the key that signs reasoning which clients carry: read from a file, or drawn. An invalid file ends
 the start."""
 
 from pathlib import Path

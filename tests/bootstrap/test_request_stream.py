@@ -49,7 +49,8 @@ CAME_MS = 5_000
 
 
 def prefills() -> list[Step]:
-    """An honest worker: its first token is the one that comes next, and says so where it is the last."""
+    """Script of an honest prefill worker: its first token is the next one of the answer, and has the finish
+    if it is the last."""
 
     def next_one(request: Request) -> Step:
         start = len(request.output)
@@ -59,7 +60,7 @@ def prefills() -> list[Step]:
 
 
 def decodes() -> list[Step]:
-    """An honest worker: it goes on behind the request's output."""
+    """Script of an honest decode worker, which goes on behind the request's output."""
 
     def rest(request: Request) -> Step:
         start = len(request.output)

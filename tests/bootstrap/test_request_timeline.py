@@ -62,7 +62,7 @@ def say(at: House, source: str, name: str, detail: str = "", *, behind_ms: int =
 
 
 def hand_over(at: House, behind_ms: int = 0) -> None:
-    """The lines of a room that is handed over, each 10 ms after the one before."""
+    """Report the lines of a room that is handed over, each 10 ms after the one before."""
     for source, name in (
         ("prefill-0", "accepted"),
         ("decode-0", "accepted"),
@@ -165,7 +165,7 @@ RETRACTED = Cause(Reason.RETRACTED, "3 pages are needed by rooms that are older"
 
 
 async def retract(at: House, room: int = 1) -> None:
-    """20 ms after its first token was passed on, and it waits on."""
+    """Retract the room 20 ms after its first token was passed on. The request then waits."""
     at.clock.advance(20)
     say(at, "decode-0", "retracted", room=room)
     at.rooms.follow(RoomId(room), lambda _: None)

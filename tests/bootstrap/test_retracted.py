@@ -79,7 +79,8 @@ def failures(at: House) -> float:
 
 @pytest.fixture
 async def at() -> AsyncIterator[PairHealth]:
-    """A second pair, which gets only what avoids the first one. A request may have one room alone."""
+    """A house with a second pair, which only requests that avoid the first one get. A request may have one
+    room."""
     async with two_pairs(rooms_max=1, places=9) as made:
         yield made
 
@@ -216,7 +217,7 @@ async def paused() -> AsyncIterator[House]:
 
 
 async def wait_for_pages(at: House) -> tuple[RequestStream, "asyncio.Future[Any]"]:
-    """The stream that was retracted, and its reading, which waits."""
+    """Return the stream of a retracted request, and its reading, which waits for pages."""
     stream = await at.backend.generate(asked())
     await until(lambda: at.entry(1).cause is not None)
     await at.admission.admit("another", 3, 5)
@@ -308,7 +309,7 @@ class Fleet:
         back: int | None = None,
         tokens: Sequence[int] = (),
     ) -> "asyncio.Future[Any]":
-        """A request that was retracted, and that has no space yet."""
+        """Return the future of a retracted request that has no space yet."""
         avoided = frozenset() if avoid is None else frozenset({FLEET[avoid]})
         by = None if back is None else FLEET[back]
         retry = Retry(RoomId(1), Reason.RETRACTED, avoided, None, margin=200, returns_to=by)

@@ -29,7 +29,8 @@ async def at() -> AsyncIterator[House]:
 
 @pytest.fixture(autouse=True)
 def _no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that had to be cut off after the room's end would be waited for longer than a test may."""
+    """Make the wait before a stream is cut off longer than a test may take, so that a test which needs the
+    cut fails."""
     monkeypatch.setattr(room_stream, "LINGER_S", 1_000.0)
 
 

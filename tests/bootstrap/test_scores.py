@@ -32,7 +32,7 @@ async def pairs() -> AsyncIterator[PairHealth]:
 
 
 async def all_of(stream: TokenStream) -> tuple[list[int], list[tuple[Score, ...]]]:
-    """The tokens, and what scores came with each batch."""
+    """Return all tokens of a stream, and the scores that came with each batch."""
     drawn, told = [], []
     async with asyncio.timeout(PATIENCE_S):
         while True:

@@ -31,7 +31,8 @@ def prefills(start: int) -> list[Step]:
 
 
 def decodes(start: int, stop: int = len(ANSWER)) -> list[Step]:
-    """A token a message; without another word at `stop`, unless that is the end."""
+    """Script that sends one token per message, and ends without another word at `stop` unless that is the
+    end."""
     steps = [accepted(D)]
     for position in range(start, stop):
         last = position == len(ANSWER) - 1

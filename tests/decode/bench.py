@@ -62,13 +62,14 @@ SECRET = secret_of(DECODE)
 
 @dataclass
 class Sender(inference_pb2_grpc.HandoverServiceServicer):
-    """The prefill worker: what it was told, and what it answers."""
+    """A prefill worker that records what it is told, and answers as the test says."""
 
     refuse_streams: list[Exception] = field(default_factory=list)
     """Errors that refuse the next streams, one each."""
     refuse_connect: Exception | None = None
     shut: int = 0
-    """The exposure to which it has a way that broke, and never sees the end of its writes on it."""
+    """Exposure to which the sender's connection is broken, so that it never sees the end of its writes
+    there."""
     refuse_grants: list[Exception] = field(default_factory=list)
     """Errors that refuse the next grants, one each."""
     refuse_closes: list[Exception] = field(default_factory=list)
@@ -83,11 +84,11 @@ class Sender(inference_pb2_grpc.HandoverServiceServicer):
     may_connect: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer_grants: asyncio.Event = field(default_factory=asyncio.Event)
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
-    """Closes are answered once it is set."""
+    """Event after which closes are answered."""
     broken: asyncio.Event = field(default_factory=asyncio.Event)
-    """Streams end, by an error, once it is set."""
+    """Event after which streams end with an error."""
     ended: int = 0
-    """Streams, so far."""
+    """Number of streams that have ended so far."""
 
     def __post_init__(self) -> None:
         self.may_answer_grants.set()
@@ -238,8 +239,8 @@ class DecodeBench:
     async def stream(
         self, request: Request, *, prefill: int = PREFILL, prefill_ms: int | None = None
     ) -> "Caller":
-        """StreamRoom, as its handler does it, up to the first turn. `prefill`: 0 for none; `prefill_ms`: when
-        it is expected to have the prompt computed, by itself."""
+        """Start StreamRoom as its handler does, up to the first turn. `prefill`: 0 for none. `prefill_ms`:
+        when prefill would have computed the prompt by itself."""
         caller = Caller(self, request, prefill, prefill_ms)
         caller.task = asyncio.ensure_future(caller.listen())
         await asyncio.sleep(0)
@@ -260,7 +261,7 @@ class DecodeBench:
         await self.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=room, cause=cause)))
 
     async def granted(self, room: int) -> inference_pb2.GrantRequest:
-        """Turns until the sender has the room's destination."""
+        """Take turns until the sender has the room's destination, and return the grant."""
         await self.turns_until(lambda: room in self.sender.grants)
         return self.sender.grants[room]
 
@@ -272,7 +273,7 @@ class DecodeBench:
         first: int | None = None,
         pages: int = 0,
     ) -> None:
-        """The sender's writes: pages, record, seal."""
+        """Write the sender's pages, record and seal into this worker's memory."""
         room = RoomId(int(request.request_id))
         grant = self.sender.grants[room]
         generation = Generation(grant.generation)
@@ -419,7 +420,7 @@ class Caller:
         return drawn
 
     async def outcome(self) -> str:
-        """Why the room ended: a `Reason`, or "" when it was answered."""
+        """Return why the room ended: a `Reason`, or "" when it was answered."""
         await until(lambda: self.task.done())
         await self.task
         outcome = self.replies[-1].outcome

@@ -7,7 +7,7 @@ from baton.ids import Incarnation
 
 
 def asking(peers: Peers) -> int:
-    """Senders that have not answered a connection or a grant."""
+    """Return the number of senders that have not answered a connect request or a grant."""
     return sum(link.asking for link in links_of(peers).values())
 
 
@@ -17,7 +17,7 @@ def closing(peers: Peers) -> int:
 
 
 def needed(peers: Peers) -> set[Incarnation]:
-    """Senders that a channel is kept to."""
+    """Return the senders to which a channel is kept open."""
     return {incarnation for incarnation, link in links_of(peers).items() if link.needed}
 
 

@@ -18,7 +18,7 @@ def _room(
     choices: int = 1,
     prompt: int = 1,
 ) -> DecodeRoom:
-    """Admitted, if it is, and nothing was drawn for its further choices."""
+    """Return a room, admitted or not, with no token drawn for its further choices."""
     asked = toy.request(str(id_), (1,) * prompt, max_tokens=9, further_seeds=(7,) * (choices - 1))
     room = DecodeRoom(
         RoomId(id_),

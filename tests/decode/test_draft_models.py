@@ -41,7 +41,7 @@ class Pages:
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
-    """The toy proposes what it will draw, but for every fifth token."""
+    """Pages of a draft model that proposes what the toy will draw, except every fifth token."""
     made, step, release = Pages(), toy.ToyEngine.step, toy.ToyEngine.release
 
     def proposing(engine: toy.ToyEngine, rows: Sequence[Row]) -> list[RowResult]:

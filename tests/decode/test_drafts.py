@@ -23,7 +23,8 @@ MAX_TOKENS = 24
 
 @pytest.fixture(params=[0, 1, 3], ids="a_miss_after_{}".format)
 def right(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Drafts are right so far: the toy repeats itself nowhere, so that no look-up would find any."""
+    """Number of right drafts in each proposal. The toy repeats itself nowhere, so a real n-gram look-up would
+    find none."""
     foresee(monkeypatch, request.param)
     return int(request.param)
 
@@ -42,12 +43,12 @@ def foresee(monkeypatch: pytest.MonkeyPatch, right: int, wrong: int = 1) -> None
 
 
 def sizes(caller: Caller) -> list[int]:
-    """Tokens of each message."""
+    """Return the number of tokens of each message."""
     return [len(reply.tokens.tokens) for reply in caller.replies if reply.HasField("tokens")]
 
 
 def drafted(bench: DecodeBench) -> tuple[float, float]:
-    """Taken, and not."""
+    """Return the counts of drafts that were taken and not taken."""
     taken, missed = (
         bench.gauge("baton_decode_draft_tokens_total", source="ngram", outcome=outcome)
         for outcome in ("taken", "missed")

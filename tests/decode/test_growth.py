@@ -313,7 +313,7 @@ async def both_running(group: Group, *requests: Request) -> list[Caller]:
 
 
 async def until_retracted(group: Group) -> None:
-    """Up to the end of the turn that decides it, on every rank."""
+    """Take turns on every rank up to the end of the one that decides the retraction."""
     await group.turns_until(lambda: retracted(group.leader))
     assert [retracted(each) for each in group.ranks] == [1] * RANKS
 

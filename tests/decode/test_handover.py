@@ -80,7 +80,7 @@ class Pair:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(service, server)
 
     async def ask(self, request: Request) -> list[int]:
-        """The answer, by decode's stream. Raises Ended with the reason of a room that failed."""
+        """Return the answer as decode streams it. Raises Ended with the reason of a room that failed."""
         room, accepted = int(request.request_id), asyncio.Event()
         calls: list[grpc.aio.Call] = []
         wire = request_to_wire(request)
@@ -133,8 +133,8 @@ class Pair:
         return whole
 
     async def ask_choices(self, request: Request, cut: int = -1) -> dict[int, list[int]]:
-        """The answer of each choice, by decode's stream of many rooms. The reader of choice `cut` ends it by
-        its first token."""
+        """Return each choice's answer from decode's stream of many rooms. The reader ends choice `cut` at its
+        first token."""
         room, wire = int(request.request_id), request_to_wire(request)
         asked: asyncio.Queue[inference_pb2.StreamRoomsRequest | None] = asyncio.Queue()
         peer = rooms_pb2.Peer(name="prefill-0", incarnation=PREFILL, address=self.prefill_address)

@@ -28,7 +28,7 @@ from tests.prefill.bench import DECODE, PREFILL
 
 GAP_MS = 50
 LATE_MS = 60_000
-"""Prefill has much to do."""
+"""Time after which prefill would have the prompt computed, ms: so long that decode computes it."""
 
 
 @pytest.fixture
@@ -397,7 +397,8 @@ def test_a_part_takes_all_that_it_may_by_itself_until_one_was_measured(
 
 
 def measured() -> PromptTiming:
-    """A step takes ten milliseconds and one for each sequence; a token of a prompt one, and its part none."""
+    """Return timings in which a step takes 10 ms and 1 ms per sequence, a prompt token 1 ms, and a part
+    nothing."""
     pace = PromptTiming(20, 256, 20)
     pace.stepped(256, 0, 256)
     for _ in range(50):

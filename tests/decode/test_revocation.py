@@ -43,7 +43,7 @@ async def bench() -> AsyncIterator[DecodeBench]:
 
 
 async def abandoned(bench: DecodeBench, room: int) -> None:
-    """A room in quarantine, whose sender does not answer the close."""
+    """Bring a room into quarantine, with a sender that does not answer the close."""
     caller = await bench.stream(asked(room))
     await bench.granted(room)
     await bench.cancel(room)
@@ -258,7 +258,8 @@ async def test_a_sender_that_is_gone_is_not_told(bench: DecodeBench) -> None:
 
 
 def shut_out(bench: DecodeBench) -> None:
-    """The sender's way to the present exposure broke, and of a seal that landed it never sees the end."""
+    """Break the sender's connection to the present exposure, with a seal that landed and whose end it never
+    sees."""
     bench.sender.shut = bench.exposure.id
     bench.sender.quiet.set()
     peers: Any = bench.peers

@@ -136,7 +136,7 @@ async def test_a_step_costs_one_turn(bench: DecodeBench) -> None:
 
 
 def held_back(bench: DecodeBench) -> Callable[[], None]:
-    """The seal of the first room, from what has landed, until it is called for."""
+    """Return a function that lands the first room's seal, which is held back from what has landed."""
     seal_at = bench.sender.grants[1].slot * SLOT_BYTES + SEAL_OFFSET
     where = bench.slots.view[seal_at : seal_at + SEAL_BYTES]
     seal, where[:] = bytes(where), bytes(SEAL_BYTES)

@@ -77,7 +77,7 @@ def values_file(case: str) -> str:
 
 @cache
 def template(case: str, *more: str) -> str:
-    """The chart with the values of `ci/CASE-values.yaml`, as text."""
+    """Return the chart's text, rendered with the values of `ci/CASE-values.yaml`."""
     arguments = ("--namespace", NAMESPACE, "--values", values_file(case), *more)
     return helm("template", "baton", str(CHART), *arguments).stdout
 

@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda", 1)
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """The devices that were waited for."""
+    """Devices that were waited for, in order."""
     devices: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", devices.append)
     return devices

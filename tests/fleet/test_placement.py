@@ -72,7 +72,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 
 
 def conversations(number: int) -> Need:
-    """A fifth of them goes on."""
+    """Return the need of request `number`. Five requests in a row share a prompt."""
     return Need(1_000, 1_500, prompt(number // 5))
 
 

@@ -15,7 +15,7 @@ from baton.fleet.queue_throughput import (
 
 
 def measured(busy_ms: int, done: int, units: int = 1) -> BusyThroughput:
-    """Busy for so long, with so much done, spread over it."""
+    """Return a measurement of a stack that was busy for so long and did so much, evenly spread."""
     pace = BusyThroughput()
     pace.look(0, waits=True)
     for number in range(1, done + 1):
@@ -77,7 +77,7 @@ def waits_ms(pace: QueueThroughput, of_all: int, in_class: int, priority: int) -
 
 
 def served_by_class(*rounds: int) -> QueueThroughput:
-    """A room each 100 ms, of these classes in turn, all of which wait all the time."""
+    """Serve a room every 100 ms, of these classes in turn, while requests of all of them wait."""
     pace = QueueThroughput()
     for priority in {*rounds}:
         pace.waits(priority)

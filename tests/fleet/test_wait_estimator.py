@@ -32,7 +32,7 @@ class Line:
         self.expected.look(self.now_ms, len(self.line), self.line.in_class)
 
     def stream(self, ms: int) -> None:
-        """The old answer goes on, at twenty tokens a second."""
+        """Let the old answer go on at twenty tokens a second."""
         for _ in range(ms // 250):
             self.now_ms += 250
             self.look()

@@ -62,7 +62,7 @@ def decode(stack: Registry, facts: WorkerFacts = D) -> Worker:
 
 
 def filled(stack: Registry) -> list[RoomId]:
-    """Rooms that are placed until there is space for no more."""
+    """Place rooms until there is space for no more, and return them."""
     rooms: list[RoomId] = []
     with suppress(NoCapacity):
         while True:

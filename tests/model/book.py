@@ -63,14 +63,14 @@ class Book:
     # ---- workers
 
     def join(self, side: int, incarnation: Incarnation) -> str:
-        """A worker of a side holds a lease, and a canary has passed through it."""
+        """Register a worker of this side that has a lease and has passed a canary."""
         facts = self._facts(side, incarnation)
         self._registry.register(facts, 0)
         self._registry.mark_proven(facts.incarnation)
         return ""
 
     def lose(self, side: int, incarnation: Incarnation, proof: str | None) -> tuple[RoomId, ...]:
-        """The open rooms that it had."""
+        """Lose a worker, and return the open rooms that it had."""
         if proof == "exited" and self._registry.facts_of(_named(side, incarnation)) is not None:
             ended = self._exited(side, incarnation, _starters_digest(_named(side, incarnation)))
             if ended != [_named(side, incarnation)]:
@@ -78,8 +78,7 @@ class Book:
         return tuple(each.id for each in self._registry.leave(_named(side, incarnation), proof, 0))
 
     def report(self, side: int, incarnation: Incarnation) -> str:
-        """The exit of a worker's process is reported with no secret, and with that of another process's
-        starter."""
+        """Report a worker's exit without a secret, and with the secret of another process's starter."""
         for digest in (b"", _starters_digest(_named(1 - side, incarnation))):
             for each in self._exited(side, incarnation, digest):
                 self._registry.leave(each, "exited", 0)
@@ -130,7 +129,7 @@ class Book:
         )
 
     def retired(self, room: RoomId, side: int) -> str:
-        """A worker reports, perhaps twice or late, that it gave everything of a room back."""
+        """Report a room retired by a worker, perhaps twice or late."""
         self._registry.side_retired(room, SIDES[side])
         return ""
 
@@ -142,7 +141,7 @@ class Book:
         return tuple(entry.id for entry in rooms)
 
     def abandon(self) -> str:
-        """Ended rooms have not been reported retired for as long as is waited for that."""
+        """Abandon rooms that ended and were not reported retired for as long as the registry waits."""
         for entry in self._registry.overdue(CLOSING_MS):
             self._registry.abandon(entry.id)
         return ""

@@ -47,7 +47,8 @@ class Cast(Generic[S]):
         return len(self._done)
 
     def enter(self, rank: Actor[S]) -> int:
-        """The number of a rank like this one. Raises Broken for one that must not be."""
+        """Return the number of a state like this one, which is stored if it is new. Raises Broken if it must
+        not be."""
         key = frozen(rank)
         number = self._numbers.get(key)
         if number is None:
@@ -58,7 +59,7 @@ class Cast(Generic[S]):
         return number
 
     def do(self, number: int, deed: Deed) -> tuple[int, Any]:
-        """(the rank afterwards, what it answered). Raises Broken."""
+        """Carry out a deed, and return the number of the state afterwards with the answer. Raises Broken."""
         key = (number, deed)
         known = self._done.get(key)
         if known is None:

@@ -295,7 +295,7 @@ class DecodeRank(Rank[WatchedRoom]):
         self._reached_by.add(self._exposure)
 
     def _check_margin(self, room: WatchedRoom, grew: int) -> None:
-        """A new room does not drive out those that were there before it."""
+        """Check that a new room does not drive out rooms that were there before it."""
         if self._scope.grows and free(self._holdings, self._roster) < grew:
             raise Broken(Law.MEMORY_AS_USED, f"room {room.id} is granted what those that run may need next")
 
@@ -342,7 +342,7 @@ class DecodeRank(Rank[WatchedRoom]):
         return (room.id + choice + self._known(room, choice)) % (drafts + 1)
 
     def _begin(self, room: WatchedRoom, choice: int, drafts: int) -> None:
-        """A step computes the choice's next token, and drafts behind it."""
+        """Begin a step that computes the choice's next token and the drafts behind it."""
         if room.steps(choice) >= self._lasts[choice] or choice in room.enough:
             raise Broken(
                 Law.CHOICES_END_ALONE, f"choice {choice} of room {room.id} has ended, and is drawn on"
@@ -421,7 +421,7 @@ class DecodeRank(Rank[WatchedRoom]):
         return _DRAWN + sequence * _DRAWN_MAX + position - self._scope.prompt_pages
 
     def _check_ends(self, room: WatchedRoom) -> None:
-        """The room is answered."""
+        """Check a room that is answered."""
         for choice, lasts in enumerate(self._lasts):
             if room.steps(choice) < lasts and choice not in room.enough:
                 text = f"room {room.id} is answered, and its choice {choice} has not ended"

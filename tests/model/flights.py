@@ -183,8 +183,8 @@ class Line:
     slot_memory: bytearray
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
-        """A write's number tells what it writes and not when, and is used anew once nobody knows it any more:
-        a world's past leaves no trace."""
+        """Post a write, and return its number. The number stands for the content and is reused once no rank
+        knows it, so that a state has no trace of its past."""
         if peer not in self.air.up:
             raise TransferError("the way there is not open")
         flight = self._slot(peer, runs) if region == SLOTS else self._pages(peer, runs)

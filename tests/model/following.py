@@ -30,7 +30,7 @@ from tests.model.world import DECODE, PREFILL, State, World
 
 
 class Looked(Exception):
-    """An event depends on what is hidden from it."""
+    """Raised when an event depends on what is hidden from it."""
 
 
 class Hidden:

@@ -117,7 +117,7 @@ def _again(world: World, state: State, message: Message) -> State:
 
 
 def cancel_here(world: World, state: State, room: RoomId, reason: Reason) -> State:
-    """The sender did not take it: decode's own leader ends the room."""
+    """Return the state after decode's own leader ends a room that its sender did not take."""
     if state.rooms[room - 1].peers[DECODE] != state.peers[DECODE]:
         return state
     cancel = (DECODE, "cancel", room, reason if world.scope.ways else CALLED_OFF)

@@ -57,7 +57,7 @@ class Law(Enum):
 
 
 class Broken(Exception):
-    """A law does not hold."""
+    """Raised when a law does not hold."""
 
     def __init__(self, law: Law, text: str) -> None:
         super().__init__(f"{law.value}: {text}")
@@ -70,7 +70,7 @@ CRASHES: Final = (LocalBug, PagesError, KeyError, IndexError, AssertionError, Va
 
 
 def broken_by(error: Exception) -> Broken:
-    """The law that a crash of the product stands for."""
+    """Return the law that a crash of the product with this error stands for."""
     text = f"{type(error).__name__}: {error}"
     match error:
         case RostersDiverged():

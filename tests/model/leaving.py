@@ -7,8 +7,8 @@ from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World
 
 
 def died(world: World, state: State, side: int) -> State:
-    """A worker's process ends, and with it its writes and its memory; another takes its place. That it is
-    gone becomes known to the other side."""
+    """Return the state after a worker's process ends with its writes and its memory. Another process takes
+    its place, and the other side learns that it is gone."""
     return _gone(world, state, side, "exited")
 
 

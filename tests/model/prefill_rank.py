@@ -160,7 +160,7 @@ class PrefillRank(Rank[WritingRoom]):
     # ---- what happens to this rank alone
 
     def ended(self, number: int, state: PutState) -> str:
-        """A write has landed, or has failed."""
+        """Note that a write has landed or failed."""
         self._air.end(number, state)
         return ""
 

@@ -210,12 +210,12 @@ class Rank(ABC, Generic[R]):
         """Handle a room that has just been opened."""
 
     def cause(self, reason: Reason) -> Cause:
-        """Why it is cancelled."""
+        """Return the cause with which a room is cancelled for this reason."""
         return Cause(reason, "as the world tells")
 
     @abstractmethod
     def _observe(self) -> None:
-        """See what there is to see before a vote."""
+        """Collect evidence before a vote."""
 
     def _connects(self) -> int:
         """Return how many of the turn's connections this rank could make."""

@@ -31,7 +31,8 @@ def issue(world: World, state: State, room: RoomId) -> State:
 
 
 def over(world: World, state: State, room: RoomId, reason: Reason, *told: int) -> State:
-    """The room's first cause is known: every side that lives, and is not `told` already, is cancelled."""
+    """Return the state after the room's first cause is known. Each live side that is not in `told` is
+    cancelled."""
     if state.rooms[room - 1].known not in RUNNING:
         return _heard(world, state, room, reason)
     state = _ended(world, state, room, reason)
@@ -49,14 +50,14 @@ def cancel(state: State, room: RoomId, reason: Reason, *told: int) -> State:
 
 
 def answered(world: World, state: State, room: RoomId) -> State:
-    """The client has all that it asked for."""
+    """Return the state after the client got all that it asked for."""
     if state.rooms[room - 1].known not in RUNNING:
         return _heard(world, state, room, None)
     return _ended(world, state, room, None)
 
 
 def gave_back(world: World, state: State, room: RoomId, side: int) -> State:
-    """A worker has retired a room, and reports it."""
+    """Return the state after a worker reports a room retired."""
     if not world.scope.registry:
         return state
     return state.send((BOOTSTRAP, "retired", room, side))
@@ -72,17 +73,17 @@ def lost(world: World, state: State, side: int, incarnation: Incarnation, proof:
 
 
 def without(world: World, state: State, side: int, incarnation: Incarnation, proof: str | None) -> State:
-    """The registry, once a worker has left it."""
+    """Return the state in which the worker has left the registry."""
     return _write(world, state, RoomId(0), "lose", side, incarnation, proof)[0]
 
 
 def joined(world: World, state: State, side: int) -> State:
-    """The worker that lives now holds a lease."""
+    """Return the state in which the live worker holds a lease."""
     return _write(world, state, RoomId(0), "join", side, state.peers[side])[0]
 
 
 def claimed(state: State, room: RoomId) -> State:
-    """Prefill's part has ended, and decode goes on by itself."""
+    """Return the state in which prefill's part has ended and decode goes on by itself."""
     entry = state.rooms[room - 1]
     if entry.known is not Known.CALLED:
         return state
@@ -109,7 +110,7 @@ def abandoned(world: World, state: State) -> State:
 
 
 def running(state: State) -> list[RoomId]:
-    """Rooms without an outcome."""
+    """Return the rooms without an outcome."""
     return [RoomId(index + 1) for index, entry in enumerate(state.rooms) if entry.known in RUNNING]
 
 

@@ -32,12 +32,12 @@ def pages_of(holdings: Holdings, room: ReceivingRoom) -> list[PageId]:
 
 
 def free(holdings: Holdings, rooms: Iterable[ReceivingRoom]) -> int:
-    """Pages that no room holds."""
+    """Return the number of pages that no room holds."""
     return sum(holdings.sizes) - sum(len(pages_of(holdings, room)) for room in rooms)
 
 
 def growing(rooms: Iterable[ReceivingRoom]) -> int:
-    """Choices that may still come to need a page."""
+    """Return the number of choices that may still need a page."""
     return sum(
         choice in room.ends.going_on and len(room.tables(choice)[0]) < room.division.tokens_max
         for room in rooms
@@ -76,7 +76,7 @@ def reach(receiving: ReceivingSide[Any], room: Any, choice: int, stop: int, draf
 
 
 def _age(room: ReceivingRoom) -> tuple[int, int]:
-    """The least is the oldest."""
+    """Return the sort key of a room's age, the least for the oldest."""
     return room.request.arrived_ms, room.id
 
 

@@ -98,7 +98,7 @@ def lease_ends(world: World, state: State) -> bool:
 
 
 def silence(world: World, state: State) -> State:
-    """The lease of the prefill worker runs out: its rooms fail, and nothing is proven."""
+    """Return the state after the prefill worker's lease ran out. Its rooms fail, and nothing is proven."""
     peer = state.peers[PREFILL]
     rooms = lost(world, state, PREFILL, peer, None)
     state = without(world, state, PREFILL, peer, None)
@@ -160,7 +160,7 @@ def _stalls(world: World, state: State, side: int) -> Steps:
 
 
 def revokable(world: World, state: State) -> bool:
-    """The leader waits for a proof, and has not asked for the memory back."""
+    """Return whether the leader waits for a proof and has not revoked the memory yet."""
     leader = world.standings(state, DECODE)[0]
     return leader.overdue and not leader.revoking and REVOKE not in state.mail
 
@@ -279,7 +279,8 @@ def alive(state: State) -> tuple[int, ...]:
 
 
 def waits(state: State, side: int) -> bool:
-    """A worker takes no turn and no command before its last rank has ended the turn before."""
+    """Return whether the worker's last rank has not ended the turn before. Until then the worker takes no
+    turn or command."""
     return state.lag is not None and state.lag[0] == side
 
 

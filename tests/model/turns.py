@@ -84,7 +84,7 @@ def _did(
 
 
 def _failed(world: World, state: State, side: int, room: RoomId) -> State:
-    """A room ended early on a worker: the bootstrap hears why."""
+    """Return the state after a room ended early on a worker, which reports why to the bootstrap."""
     entry, at = state.rooms[room - 1], world.standings(state, side)[0].at(room)
     reason = CALLED_OFF if at is None or at.cause is None else at.cause.reason
     if world.scope.drains_only and reason in LOST.values() and entry.known in RUNNING:
@@ -133,8 +133,8 @@ def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, Room
 
 
 def lag(world: World, state: State, side: int, rank: int) -> State:
-    """A turn, in which all ranks but one do what was agreed. That one does it at any later time, before the
-    next."""
+    """Return the state after a turn that one rank has not carried out yet. It does so at any later time
+    before the next turn."""
     ranks, done, _, agreed = agree(world, side, state.ranks(side), None)
     if world.standing(side, ranks[0]).left or not (done[0] or world.scope.grows):
         return state  # nothing that anyone could notice
@@ -202,7 +202,8 @@ def connect(
 
 
 def ask_close(world: World, state: State, close: Close) -> State:
-    """The close reaches the sender. It is asked again until it is answered, so that it cannot be lost."""
+    """Return the state after the close reaches the sender. It is repeated until it is answered, so it cannot
+    be lost."""
     receiver = state.rooms[close.room - 1].peers[DECODE]
     _, following = _command(world, state, PREFILL, "close", [close.room, receiver, close.generation])
     return asked(following, close)
@@ -260,7 +261,7 @@ def _check_alike(side: int, done: Sequence[tuple[Done, ...]]) -> None:
 
 
 def _check_memory_alike(ranks: Sequence[Standing]) -> None:
-    """Every rank's memory is known by the same exposure, and divided among rooms in the same way."""
+    """Check that every rank's memory has the same exposure and is divided among rooms in the same way."""
     if len({leaders(each.exposure) for each in ranks if each.exposure is not None}) > 1:
         raise Broken(Law.APPLY_VERDICT, "one rank alone took its memory back")
     if any(each.local != ranks[0].local for each in ranks):

@@ -231,7 +231,8 @@ class World:
 
 
 def check_target(flight: Flight, there: Standing) -> None:
-    """A write that may still land is aimed at memory that its room still has, and has not read from."""
+    """Check that a write which may still land is aimed at memory that its room still holds and has not read
+    from."""
     kind = flight.memory
     for place in flight.targets:
         room, generation, is_open = there.held.get((kind, place), (None, 0, False))

@@ -154,7 +154,7 @@ def is_container(kind: str) -> bool:
 
 
 def recipe(kind: str) -> PreTrainedConfig:
-    """The configuration. Raises whatever the library does where it knows no model of such a size."""
+    """Return the type's tiny configuration. Raises the library's error if it has no model of such a size."""
     made, whole = CONFIG_MAPPING[kind], CONFIG_MAPPING[kind]()
     text = whole.get_text_config()
     if text is whole:

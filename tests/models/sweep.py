@@ -30,7 +30,7 @@ def all_types() -> list[str]:
 
 
 def sweep(kinds: Sequence[str], processes: int = PROCESSES) -> Iterator[tuple[str, Outcome]]:
-    """The outcome of each type, in their order."""
+    """Yield the outcome of each type, in order."""
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin) as pool:
         yield from zip(kinds, pool.map(outcome_of, kinds), strict=True)
 

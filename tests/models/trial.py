@@ -85,7 +85,7 @@ class Outcome:
 
 
 def prompts() -> list[list[int]]:
-    """Random tokens, none of them special."""
+    """Return random prompts without special tokens."""
     numbers = random.Random(3)
     return [[numbers.randrange(3, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
@@ -128,7 +128,7 @@ def loaded(directory: Path) -> TorchEngine:
 
 
 def why_not_split(directory: Path, topology: Topology) -> str:
-    """The words by which several ranks refuse the model; nothing where each loads its share of it."""
+    """Return the refusal of the model by several ranks, or an empty text if each loads its share."""
     try:
         for rank in range(topology.ranks):
             load_model(directory, "float32", "cpu", LocalCollectives(topology, rank))
@@ -138,7 +138,7 @@ def why_not_split(directory: Path, topology: Topology) -> str:
 
 
 def why(refusal: str, directory: Path | None = None) -> str:
-    """A refusal's words without the model's name and place, which are only this trial's."""
+    """Return a refusal's text without the model's name and path, which are only this trial's."""
     words = re.split(" cannot be served(?: by several ranks)?: ", refusal)[-1].removesuffix(WAY_OUT)
     return words if directory is None else words.replace(f"{directory}/", "").replace(f"{directory}: ", "")
 

@@ -52,7 +52,7 @@ def find(check: Check, wanted: str) -> Finding | None:
 
 
 def invariant_of(story: str) -> str:
-    """The invariant that a story is about: the first that its opening words name."""
+    """Return the invariant that a story is about: the first one that its opening words name."""
     named = NAMED.search(story.split("\n\n", 1)[0])
     if named is None:
         raise ValueError(f"a story that names no invariant: {story[:80]!r}")

@@ -47,7 +47,8 @@ class Mutant:
     report: Report | None = None
 
     def sources(self) -> dict[Path, str]:
-        """The text of each file with the fault in it. Raises Drifted where an edit does not apply once."""
+        """Return the text of each file with the fault in it. Raises Drifted if an edit does not apply exactly
+        once."""
         return mutated(self.name, self.edits)
 
     def files(self) -> list[Path]:

@@ -68,7 +68,7 @@ def states(holdings: Holdings, pages: PageTables) -> list[list[PageState]]:
 
 
 def received(holdings: Holdings, room: RoomId, pages: int = 4) -> Holding:
-    """A receiver's room with TOKENS, from its reservation to its admission."""
+    """Take a receiver's room with TOKENS from its reservation to its admission."""
     taken = holdings.take(room, of(pages), TOKENS)
     holdings.expose(room, of(3 - taken.shared[0]))
     holdings.commit(room)
@@ -308,7 +308,7 @@ class HoldingsMachine(RuleBasedStateMachine):
         """Blocks that are known, but that no new room may begin with."""
 
     def fill(self, room: RoomId) -> None:
-        """The room's own pages hold its tokens."""
+        """Record that the room's own pages hold its tokens."""
         holding = self.holdings.get(room)
         for group, (table, shared) in enumerate(zip(holding.pages, holding.shared, strict=True)):
             for place in range(shared, len(table)):

@@ -1,4 +1,5 @@
-"""Whatever bytes a slot holds: it is what its owner packed, unwritten, corrupt or someone else's."""
+"""Random tests of slots: any bytes read as the owner's record, as unwritten, as corrupt, or as another
+room's."""
 
 import math
 import struct

@@ -44,7 +44,7 @@ class RoomsOnly(IdleWork):
         return commands
 
     def apply(self, commands: bytes) -> None:
-        """One byte opens one room."""
+        """Open one room for each byte of the command."""
         for room in map(RoomId, commands):
             self.roster.open(room, partial(receiver, room), 0)
 

@@ -9,7 +9,7 @@ from tests.support.loopback import Loopback, LoopbackGroup
 
 
 async def started(group: LoopbackGroup) -> asyncio.Task[list[int]]:
-    """A rank that waits in an agreement."""
+    """Start a rank that waits in an agreement."""
     task = asyncio.create_task(group.agree([group.rank]))
     await asyncio.sleep(0)
     assert not task.done()

@@ -143,14 +143,14 @@ class PrefillBench:
         assert self.transfer.connected(receiver.endpoint.incarnation)
 
     async def enter(self, command: group_pb2.Command) -> None:
-        """A command and its turn. Raises what applying it raised."""
+        """Enter a command and take its turn. Raises the error of applying it."""
         asked = asyncio.ensure_future(self.mailbox.submit(command))
         await asyncio.sleep(0)
         await self.turn()
         await asked
 
     async def run(self, request: Request, room: int | None = None) -> "Caller":
-        """RunRoom, as its handler does it, up to the first turn."""
+        """Start RunRoom as its handler does, up to the first turn."""
         name = RoomId(room if room is not None else int(request.request_id))
         caller = Caller(self, name, request)
         caller.task = asyncio.ensure_future(caller.listen())
@@ -234,7 +234,7 @@ class PrefillBench:
         assert_gauges_at_rest(self.registry)
 
     def told(self, room: int) -> list[str]:
-        """Names of the room's timeline lines, in order."""
+        """Return the names of the room's timeline lines, in order."""
         waiting: Any = self.reporter
         told = [each.event for each in waiting.pending if each.room == room]
         return [rooms_pb2.RoomEvent.FromString(each).name for each in told]
@@ -280,7 +280,7 @@ class Caller:
         return [reply.WhichOneof("what") for reply in self.replies]
 
     async def outcome(self) -> str:
-        """Why the room ended: a `Reason`, or "" when it was handed over."""
+        """Return why the room ended: a `Reason`, or "" when it was handed over."""
         await until(lambda: self.task.done())
         await self.task
         outcome = self.replies[-1].outcome

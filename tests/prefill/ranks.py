@@ -63,7 +63,8 @@ class RankMemory(MemoryTransfer):
             self.kv.view[at : at + WORD.size] = found
 
     def holds(self, table: Sequence[int], first: int, start: int, stop: int) -> bool:
-        """Positions [start, stop); page 0 of the table has position `first`."""
+        """Return whether the pages hold positions [start, stop). Page 0 of the table begins with position
+        `first`."""
         shifted = [*[0] * (first // group_of(self.layout).page_tokens), *table]
         return all(
             bytes(self.kv.view[at : at + WORD.size]) == found

@@ -22,7 +22,7 @@ NEVER = 10**9
 
 
 class Pair:
-    """Room 1 is being written to one exposure of the decode worker's memory."""
+    """A pair in which room 1 is being written to one exposure of the decode worker's memory."""
 
     def __init__(self, hold_steps: int = NEVER) -> None:
         self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=hold_steps))
@@ -39,7 +39,7 @@ class Pair:
         assert self.fabric.puts_under_way > 0
 
     async def expose(self, exposure: Incarnation, *, reachable: bool = True) -> Receiver:
-        """The decode worker says where its memory is."""
+        """Connect as the decode worker that exposes its memory under this id."""
         receiver = Receiver(self.fabric, exposure)
         if not reachable:
             receiver.transfer.close()

@@ -137,7 +137,7 @@ async def rest_s(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 async def write(pair: Pair) -> None:
-    """Room 1 is computed, and its pages are being written, as its record is."""
+    """Compute room 1, and begin to write its pages and record."""
     await pair.bench.run(toy.request("1", PROMPT[:8]))
     await pair.bench.grant(1, (9, 2))
     while pair.fabric.puts_under_way < 2:

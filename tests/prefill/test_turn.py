@@ -66,7 +66,7 @@ async def slow() -> AsyncIterator[Pair]:
 
 
 async def computing(bench: PrefillBench) -> None:
-    """Turns, until a step runs."""
+    """Take turns until a step runs."""
     for _ in range(20):
         if not bench.step_thread.free:
             return
@@ -75,7 +75,7 @@ async def computing(bench: PrefillBench) -> None:
 
 
 async def settle(bench: PrefillBench) -> None:
-    """Turns, steps awaited, until every room has retired."""
+    """Take turns and await steps until every room has retired."""
     for _ in range(500):
         if not len(bench.work.roster):
             return
@@ -267,7 +267,7 @@ PHASES = {
 
 
 async def reach(bench: PrefillBench, phase: str) -> None:
-    """Room 1, open, on its way to `phase`."""
+    """Bring room 1 to `phase`."""
     await bench.grant(1, GRANTED)
     if phase == "computing":
         bench.engine.hold()
@@ -509,7 +509,7 @@ async def test_a_room_that_is_sealed_is_handed_over_whatever_the_turn_then_break
 
 
 def break_at(monkeypatch: pytest.MonkeyPatch, work: Any, room_id: int, effect: Effect | SenderEffect) -> None:
-    """The worker has a bug in what it does about one room."""
+    """Make the worker raise while it acts on one room, as a bug would."""
     perform = work.perform
 
     def breaks(room: Room, asked: Effect | SenderEffect) -> None:

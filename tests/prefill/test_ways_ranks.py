@@ -27,7 +27,7 @@ def exposed_anew(at: Ranks) -> list[RankMemory]:
 
 
 def known(at: Ranks, rank: int) -> list[int]:
-    """Ranks of the receiver that a sender's rank is connected to."""
+    """Return the receiver's ranks that a sender's rank is connected to."""
     transfer = at.senders[rank]
     return [each for each, of in enumerate(at.receivers) if transfer.connected(of.known.incarnation)]
 

@@ -36,13 +36,15 @@ _WORDS = struct.Struct("<4i")
 def request(
     name: str, prompt: Sequenced[int], max_tokens: int = 1, top: int | None = None, **more: object
 ) -> Request:
-    """`name` is the room's number; its last three digits are the mark of what it computes."""
+    """Return a request. `name` is the room's number, and its last three digits are the mark in the pages it
+    computes."""
     sampling = Sampling(temperature=0.0, top_logprobs=top)
     return Request(name, tuple(prompt), max_tokens, sampling=sampling, **more)  # type: ignore[arg-type]
 
 
 def mark(asked: Request) -> int:
-    """Rooms 7, 1007 and 2007 have one mark, and so may share what they hold alike."""
+    """Return the mark of the request's room. Rooms 7, 1007 and 2007 have one mark, so they may share equal
+    pages."""
     return int(asked.request_id) % 1000
 
 

@@ -328,12 +328,12 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
 
 
 def _in_flight(room: PrefillRoom) -> int:
-    """Windows of pages."""
+    """Return the number of windows of pages under way."""
     return sum(map(bool, room.push.in_flight.values())) if room.begun else 0
 
 
 def _at_rest(registry: CollectorRegistry) -> str:
-    """Empty, or which gauge is not."""
+    """Return an empty text if all gauges are at rest, else the name of one that is not."""
     try:
         assert_gauges_at_rest(registry)
     except AssertionError as error:

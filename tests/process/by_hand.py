@@ -122,7 +122,7 @@ class Hand:
         )
 
     def ids(self, prompt: Sequence[int], tokens: int = OUTPUT_TOKENS) -> list[int]:
-        """The answer in tokens, when nothing goes wrong."""
+        """Return the tokens of an answer when nothing goes wrong."""
         reply = self.answer(prompt, tokens)
         assert reply.status_code == 200, reply.text
         ids: list[int] = reply.json()["choices"][0]["token_ids"]
@@ -144,12 +144,12 @@ class Hand:
             time.sleep(POLL_S)
 
     def cancel(self, room: dict[str, Any]) -> None:
-        """The room ends, and is not tried again."""
+        """Cancel the request's room, which is not retried."""
         cancel_room(f"127.0.0.1:{self.stack.grpc_port}", int(room["id"]), "by a test")
 
     @contextmanager
     def asking(self, prompt: Sequence[int], tokens: int = OUTPUT_TOKENS) -> Iterator[Answer]:
-        """A request under way while the body runs, streamed; over after it."""
+        """Keep one streamed request under way while the body runs."""
         answer = Answer(f"defect-{time.monotonic_ns()}")
         body = self._body(prompt, tokens) | {"stream": True}
         thread = threading.Thread(target=answer.read, args=(self.stack.url, body))

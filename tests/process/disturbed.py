@@ -76,8 +76,8 @@ class Disturbed:
         self._over = threading.Event()
 
     def run(self, kills: int, limit_s: float) -> None:
-        """Kill a worker of each side again and again, until `kills` of them were noticed by an answer. Raises
-        AssertionError."""
+        """Kill workers of both sides in turn, until `kills` on each side have cost an answer its worker.
+        Raises AssertionError if that takes too long."""
         ends = time.monotonic() + limit_s
         threads = [threading.Thread(target=self._go_on) for _ in range(AT_ONCE)]
         for each in threads:

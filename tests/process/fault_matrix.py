@@ -156,7 +156,7 @@ class Scene:
 
 
 def kill(scene: Scene, target: str) -> None:
-    """A rank's launcher starts its group again by itself."""
+    """Kill a process. A rank's launcher restarts its group by itself."""
     scene.doom(target)
     scene.send(target, signal.SIGKILL)
     if "/" not in target:
@@ -182,8 +182,8 @@ def with_rank_up(scene: Scene, target: str) -> None:
 
 
 def terminate(scene: Scene, target: str) -> None:
-    """A leader that is told to stop has its whole worker drain, launcher included. A rank that follows goes
-    on for as long as its leader does."""
+    """Send SIGTERM. A leader then drains its whole worker with its launcher. A following rank goes on as long
+    as its leader does."""
     name, _, rank = target.partition("/")
     if rank in ("", "0"):
         scene.doom(target)

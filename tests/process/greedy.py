@@ -95,7 +95,7 @@ async def check_greedy(stack: Stack, model: Path, at_a_time: int) -> None:
 
 
 async def complete_all(url: str, prompts: Sequence[Sequence[int]], at_a_time: int) -> list[list[int]]:
-    """Greedy token ids of every prompt, `at_a_time` requests in flight."""
+    """Return the greedy token ids of every prompt, with `at_a_time` requests in flight."""
     places = asyncio.Semaphore(at_a_time)
     async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]

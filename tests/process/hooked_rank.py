@@ -10,7 +10,7 @@ from tests.process.hooks import Folder, install
 
 
 def run(folder: Path, words: Sequence[str]) -> None:
-    """`baton WORDS`, with its hooks in `folder`."""
+    """Run `baton WORDS` with the hooks in `folder`."""
     install(Folder(folder))
     sys.argv[1:] = words
     main()

@@ -44,7 +44,7 @@ class Folder:
         self.path = path
 
     def asked(self, name: str) -> str | None:
-        """The text, while the hook is asked for."""
+        """Return the text of the hook's file, or None if the hook is not asked for."""
         try:
             return (self.path / name).read_text()
         except FileNotFoundError:
@@ -76,8 +76,8 @@ def install(folder: Folder) -> None:
 
 
 def late_seal(folder: Folder) -> None:
-    """`RANK`: the elected sender's write of a seal to that rank of the receiver stays under way, without
-    having begun, until the file is withdrawn."""
+    """Keep the elected sender's write of a seal to rank `RANK` of the receiver from beginning until the file
+    is withdrawn."""
     ranks: dict[Incarnation, int] = {}
     held: dict[PutId, tuple[Any, ...]] = {}
     posted: dict[PutId, PutId] = {}
@@ -126,8 +126,8 @@ def lost_grants(folder: Folder) -> None:
 
 
 def fail_alone(folder: Folder) -> None:
-    """`waiting` or `computing`: this sender rank alone sees a failure of the first room that waits for its
-    destination, or that is computed in part. Once."""
+    """Make this sender rank alone see a failure, once: of the first room that is `waiting` for its
+    destination, or `computing` in part."""
     see = PrefillWork.observe
 
     def seeing(work: PrefillWork) -> bool:
@@ -182,8 +182,8 @@ def stray_room(folder: Folder) -> None:
 
 
 def own_evidence(folder: Folder) -> None:
-    """An old defect: while the file is there, this rank goes on with what it has seen itself, whatever the
-    others have."""
+    """Let this rank go on by its own evidence, whatever the others have, while the file is there, as in an
+    old defect."""
 
     def reading(mine: Ballot, agreed: Sequence[int]) -> Verdict:
         verdict = read_verdict(mine, agreed)
@@ -202,8 +202,8 @@ def blind() -> None:
 
 
 def drops_alone() -> None:
-    """An old defect: a failure that this rank sees while a room waits for its destination is no part of what
-    the ranks agree on; the rank drops the room by itself."""
+    """Let this rank drop a waiting room by itself when it sees a failure, without an agreement, as in an old
+    defect."""
     votes, settle = Roster.votes, Roster.settle
 
     def voting(roster: Roster[Any], now_ms: int, capacity: Capacity) -> list[Vote]:
@@ -229,7 +229,8 @@ def drops_alone() -> None:
 
 
 def deaf() -> None:
-    """An old defect, of ranks behind the first: what ends a room from outside does not reach this one."""
+    """Keep this rank behind the first from the news that a room was ended from outside, as in an old
+    defect."""
     _replace(Roster, cancel=lambda *_: False)
 
 

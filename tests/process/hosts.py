@@ -17,7 +17,7 @@ PREFIX: Final = "baton"
 
 
 def missing() -> str | None:
-    """Why there can be no hosts here, or None."""
+    """Return why there can be no virtual hosts here, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     return None if shutil.which("ip") else "network namespaces need `ip` (apt install iproute2)"
@@ -31,7 +31,7 @@ class Hosts:
     _addresses: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str) -> str:
-        """A host, and its address."""
+        """Add a virtual host, and return its address."""
         number = len(self._addresses) + 2
         space, cable = f"{PREFIX}-{name}", self._cable(name, number)
         self._addresses[name] = f"{NETWORK}.{number}"
@@ -63,7 +63,7 @@ class Hosts:
 
 @contextmanager
 def hosts() -> Iterator[Hosts]:
-    """Virtual hosts for one test. Only the test's own exists at first, and all are removed at the end."""
+    """Make virtual hosts, which are all removed at the end. At first there is only the test's own."""
     _ip("link", "add", PREFIX, "type", "bridge")
     made = Hosts()
     try:

@@ -74,7 +74,7 @@ class ReplyStream:
         self._stream.cancel()
 
     def outcome(self) -> str:
-        """Why the room ended, "" when it was answered."""
+        """Return why the room ended, or "" when it was answered."""
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the room does not end"
         last = self.replies[-1]
@@ -152,7 +152,7 @@ class WorkerTrio:
         return TlsFiles(folder / f"{party}.crt", folder / f"{party}.key", folder / "ca.crt")
 
     def begin(self, prefill: Actor, pages: int, max_tokens: int = 4) -> AskedRoom:
-        """A room that its sender has, and its receiver has not yet."""
+        """Open a room on its sender, but not on its receiver yet."""
         room = next(self._rooms)
         asked = toy.request(str(room), [(room + at) % 900 for at in range(pages * PAGE_TOKENS)], max_tokens)
         wire = request_to_wire(asked)

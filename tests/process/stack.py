@@ -67,7 +67,7 @@ class Service:
     """Base URL of its /metrics."""
     command: Sequence[str]
     other_side: str = ""
-    """Name of the other side's worker in a process that serves both."""
+    """Base URL of the other side's /metrics in a process that serves both, else empty."""
     exit_secret: bytes = b""
     """Drawn when the process was started, to report its exit."""
 
@@ -85,7 +85,7 @@ class Service:
         return gauges_of(self.http)
 
     def ranks(self) -> list[Rank]:
-        """A worker's processes as they were started last, the leader first."""
+        """Return the worker's processes as they were last started, the leader first."""
         latest: dict[int, Rank] = {}
         host = self.http.rpartition(":")[0]
         for rank, port, pid in LISTENING.findall(self.log.read_text(errors="replace")):
@@ -93,7 +93,7 @@ class Service:
         return [latest[rank] for rank in sorted(latest)]
 
     def total(self, name: str) -> float:
-        """The sum over labels of one counter."""
+        """Return the sum of one counter over all labels."""
         return sum(value for (sample, _), value in self.metrics().items() if sample == name)
 
     def kill(self) -> None:
@@ -101,7 +101,7 @@ class Service:
         self.process.wait(STOP_S)
 
     def stop(self) -> int:
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S)
@@ -170,7 +170,7 @@ class Stack:
         return self._start(name, command, f"http://{address}:{port}", {**self.common, **flags})
 
     def start_both(self, name: str, **flags: str) -> Service:
-        """A worker of both sides: two for the bootstrap."""
+        """Start a worker that serves both sides, which is two workers to the bootstrap."""
         port = free_port()
         service = self.start_worker("worker", name, prefill_metrics_port=str(port), **flags)
         service.other_side = f"http://127.0.0.1:{port}"
@@ -202,7 +202,8 @@ class Stack:
         return "OK"
 
     def forget(self, name: str) -> None:
-        """The worker as it is now does not count as ready any more: it was, or is about to be, killed."""
+        """Do not count the worker's present process as ready any more, since it was or is about to be
+        killed."""
         named = (each for each in self.workers() if name in (each["name"], each["process"]))
         self._gone |= {each["incarnation"] for each in named}
 

@@ -83,8 +83,8 @@ def tiny_model(directory: Path, demo: Path, layers: int = 2) -> Path:
 
 @contextmanager
 def pairs(model: Path) -> Iterator[Stack]:
-    """Two workers on each side. Their caches hold the prompts of a few requests, so that no prompt is cached
-    twice."""
+    """Two workers on each side. Their caches hold the prompts of a few requests, so that a repeated prompt is
+    not cached any more."""
     with running_stack(
         str(model),
         prefill=[{"chunk_tokens": "64"}] * 2,
@@ -125,7 +125,7 @@ class Asking:
 
 
 def problem(schema: dict[str, Any], answer: Answered) -> str:
-    """Why this is no answer to the schema; nothing where it is one."""
+    """Return why the answer does not fit the schema, or an empty text."""
     try:
         checker = Draft202012Validator.FORMAT_CHECKER
         Draft202012Validator(schema, format_checker=checker).validate(json.loads(answer.text))

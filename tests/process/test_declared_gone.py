@@ -1,4 +1,4 @@
-"""Workers that stood still for so long that another has their name, and go on."""
+"""Tests of workers that stood still until another process got their name, and then go on."""
 
 import signal
 import time
@@ -35,7 +35,7 @@ def answered(stack: Stack) -> None:
 
 @contextmanager
 def succeeded(stack: Stack, *, reported: bool) -> Iterator[Service]:
-    """A worker that is stopped while another gets its name. `reported`: by a starter that is mistaken."""
+    """Stop a worker while another one gets its name. `reported`: by a starter that is mistaken."""
     answered(stack)
     was = stack.services["prefill-0"]
     stack.forget("prefill-0")

@@ -1,4 +1,4 @@
-"""A worker that a platform starts again, and nobody reports its exit: the next process does."""
+"""Tests of a restarted worker whose last exit was not reported: its next process reports it."""
 
 import threading
 from pathlib import Path

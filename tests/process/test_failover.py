@@ -113,7 +113,7 @@ def chat(stack: Stack, on_tokens: Callable[[str, int], None] = lambda *_: None, 
 
 
 def rooms_of(stack: Stack, request_id: str) -> list[dict[str, Any]]:
-    """A request's rooms, oldest first."""
+    """Return a request's rooms, oldest first."""
     listed = web().get(f"{stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
     return list(reversed(listed))
 

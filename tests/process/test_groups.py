@@ -178,7 +178,7 @@ async def test_what_is_served_equals_the_reference_whatever_the_shapes(
 
 
 def check_draws(stack: Stack) -> None:
-    """Ids, and log-probabilities but for rounding, are those of one engine alone."""
+    """Check that ids, and logprobs apart from rounding, are those of one engine alone."""
     model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": DRAWN_FROM, "ignore_eos": True, "return_token_ids": True}
     body |= {"logprobs": TOP, "max_tokens": OUTPUT_TOKENS}
@@ -193,7 +193,7 @@ def check_draws(stack: Stack) -> None:
 
 
 def check_choices(stack: Stack) -> None:
-    """Three answers to one prompt are those of three requests."""
+    """Check that three choices of one prompt equal the answers to three requests."""
     model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": DRAWN_FROM, "ignore_eos": True, "return_token_ids": True}
     body |= {"temperature": 0.9, "max_tokens": OUTPUT_TOKENS}
@@ -207,7 +207,8 @@ def check_choices(stack: Stack) -> None:
 
 
 def check_held(stack: Stack) -> None:
-    """The rank that draws holds an answer to its grammar; the others have none of it."""
+    """Check that the sampling rank constrains an answer by its grammar, and that the others have no grammar
+    state."""
     model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": DRAWN_FROM, "max_tokens": OUTPUT_TOKENS, "regex": "[a-f]{5}-[0-9]{5}"}
     reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=60)

@@ -164,7 +164,7 @@ def test_divergence_detected_a_room_that_one_rank_alone_holds_ends_the_group_wit
 
 @pytest.fixture(scope="module")
 def of_pipelines(small: Path) -> Iterator[Shared[Hand]]:
-    """Three stages, into one rank."""
+    """A stack of three pipeline stages on prefill and one rank on decode."""
     stages = {"pp": "3", "chunk_tokens": str(CHUNK_TOKENS)}
     with Shared(lambda: by_hand(small, stages, SPLIT)) as shared:
         yield shared

@@ -121,7 +121,7 @@ class Clients:
             self.answers += 1
 
     def causes(self) -> list[tuple[str, str]]:
-        """(reason, text) of every room of these requests that failed."""
+        """Return (reason, text) of every failed room of these requests."""
         found = []
         for each in self.request_ids:
             rooms = web().get(f"{self.stack.url}/rooms", params={"request_id": each}).json()["rooms"]

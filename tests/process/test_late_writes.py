@@ -40,7 +40,7 @@ def certain(transport: str) -> tuple[str, ...]:
 def test_without_the_fence_a_late_write_overwrites_the_next_room(
     pair: WorkerTrio, certain: tuple[str, ...]
 ) -> None:
-    """The control: it is to be feared."""
+    """This control shows that the danger is real."""
     tally = trials(pair, "unfenced", certain, random.Random(1))
     assert tally.corrupted == len(certain), tally
 
@@ -65,7 +65,7 @@ def test_exit_by_starter_a_stopped_senders_exit_that_others_report_frees_no_page
 def test_if_such_a_report_were_believed_a_late_write_would_overwrite_the_next_room(
     pair: WorkerTrio,
 ) -> None:
-    """The control: it is to be feared."""
+    """This control shows that the danger is real."""
     tally = trials(pair, "believed", ["posting"], random.Random(7))
     assert (tally.corrupted, tally.withheld) == (1, 1), tally
 

@@ -222,7 +222,7 @@ def retractions(stack: Stack) -> float:
 
 
 def failed(stack: Stack) -> dict[str, float]:
-    """Rooms of clients, by reason."""
+    """Return the number of clients' rooms that failed, by reason."""
     samples = stack.services["bootstrap"].metrics().items()
     return {dict(labels)["reason"]: count for (name, labels), count in samples if name == FAILED and count}
 

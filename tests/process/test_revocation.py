@@ -29,7 +29,7 @@ def text_of(reply: httpx.Response) -> str:
 
 
 def busy(prefills: list[Service]) -> Service:
-    """The worker that has begun to compute."""
+    """Return the worker that has begun to compute."""
     before = [each.total("baton_prefill_tokens_total") for each in prefills]
     give_up = time.monotonic() + ANSWER_S
     while time.monotonic() < give_up:
@@ -82,7 +82,7 @@ def test_pages_of_a_prefill_worker_that_stays_stopped_are_taken_back_and_it_may_
 
 
 def serves(prefill: Service, stack: Stack) -> bool:
-    """A request is answered right, and this worker had its prompt."""
+    """Check that a request is answered rightly, and that this worker computed its prompt."""
     before = prefill.total("baton_prefill_tokens_total")
     assert "Paris" in text_of(complete(stack, "The capital of France is"))
     return prefill.total("baton_prefill_tokens_total") > before

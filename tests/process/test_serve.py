@@ -47,7 +47,7 @@ def _open_to_others(processes: Sequence[psutil.Process]) -> set[int]:
 
 
 def _assert_closed_to_other_users(processes: Sequence[psutil.Process], log: Path) -> None:
-    """Callers without the token, which no other user can read, are refused."""
+    """Check that callers without the run token, which no other user can read, are refused."""
     [token] = {each.environ()["BATON_RUN_TOKEN"] for each in processes if "bootstrap" in each.cmdline()}
     said = [" ".join(each.cmdline()) for each in processes] + [log.read_text()]
     assert not any(token in text for text in said)

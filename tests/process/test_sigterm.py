@@ -110,7 +110,7 @@ class Clients:
 
 @asynccontextmanager
 async def load(stack: Stack) -> AsyncIterator[Clients]:
-    """Clients at work; afterwards every answer that began has ended as it should."""
+    """Keep clients busy, and check afterwards that every answer which began has ended as it should."""
     model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     clients = Clients(stack.url, model)
     asking = [asyncio.create_task(clients.ask(number)) for number in range(CLIENTS)]

@@ -9,7 +9,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "observability.md"
 
 
 def generated(name: str, lines: Sequence[str], *, rewrite: bool) -> None:
-    """The page's section of that name is these lines; `rewrite` makes it so."""
+    """Check that the page's section of that name has these lines. `rewrite`: write them there instead."""
     section = re.compile(rf"(<!-- made of the code: {name} -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
     text = PAGE.read_text(encoding="utf-8")
     [found] = section.findall(text)

@@ -32,7 +32,8 @@ def of(pages: PageTables) -> set[Place]:
 
 
 def grown(division: ChoicePages) -> list[PageTables]:
-    """The tables of a room's choices when each is as long as it may get: no page is left."""
+    """Return the page tables of all choices when each is as long as it may get, so that no page is left
+    over."""
     memory = bytearray(SLOT_BYTES)
     holdings = Holdings(list(map(PagePool, division.needed)), SlotPool(memoryview(memory)))
     first = holdings.take(ROOM, division.first).pages

@@ -55,7 +55,7 @@ LIVING = [(kind, phase) for kind, phase in PHASES if phase in LIVE]
 
 
 def room_in(kind: type[Room], phase: Phase, *, ms: int = 100) -> Room:
-    """A room that came to `phase` by itself: every evidence on the way was there."""
+    """Return a room that came to `phase` by its own evidence."""
     room: Room = sender(ROOM, 0, ms=ms) if kind is Sender else receiver(ROOM, 0, ms=ms)
     for evidence in WAY[kind]:
         if room.phase is phase or phase is Phase.FAILED:

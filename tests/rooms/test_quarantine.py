@@ -14,7 +14,7 @@ POOL = 100
 
 
 def failed(room: int, pages: int, at_ms: int = 0, *, exposed: bool = True) -> Receiver:
-    """A room that failed at `at_ms`, its memory exposed before or not."""
+    """Return a room that failed at `at_ms`, with its memory exposed before or not."""
     made = receiver(RoomId(room), 0, expected=pages)
     made.note(Connected())
     made.settle(Vote.ADVANCE, 0)

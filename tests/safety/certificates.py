@@ -15,7 +15,7 @@ def made(folder: Path, names: Sequence[str] = LOCAL) -> Path:
 
 
 def of(folder: Path, name: str) -> TlsFiles:
-    """The certificate of a party, with its authority."""
+    """Return the TLS files of a party, with its authority."""
     return TlsFiles(folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt")
 
 

@@ -1,4 +1,4 @@
-"""Whether a process that lives is known to answer, with and without certificates."""
+"""Tests that a live process is recognised as alive, with and without certificates."""
 
 import socket
 from collections.abc import AsyncIterator

@@ -56,7 +56,7 @@ ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/ui/{name}"): PAGE,
     ("GET", "/"): ROOT,
 }
-"""Who may call each route. A new route needs an entry."""
+"""Kind of each route, which decides who may call it. A new route needs an entry."""
 
 IN, UNKNOWN, NOT_YOURS = "let in", "401", "403"
 ALL: Final = (IN, IN, IN, IN)

@@ -179,7 +179,7 @@ def test_same_root_only_a_key_is_not_told_how_anothers_prompt_begins(safe: SafeS
 
 
 def cached(safe: SafeStack, key: str, prompt: list[int], salt: str | None = None) -> int:
-    """Tokens that were not computed for it."""
+    """Send a prompt, and return the number of its tokens that were cached."""
     extra = {} if salt is None else {"cache_salt": salt}
     with client(safe, key) as asked:
         model = asked.models.list().data[0].id

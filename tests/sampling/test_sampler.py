@@ -54,7 +54,8 @@ def frequencies(scores: torch.Tensor, sampling: Sampling) -> Counter[int]:
 
 
 def assert_drawn_from(found: Counter[int], probabilities: torch.Tensor) -> None:
-    """Pearson's statistic within six standard deviations of what chance alone gives; nothing impossible."""
+    """Check by Pearson's statistic that the draws fit the probabilities within six standard deviations, and
+    that no impossible token was drawn."""
     possible = {token for token in range(len(probabilities)) if probabilities[token] > 0}
     assert set(found) <= possible
     likely = [token for token in possible if probabilities[token] * DRAWS >= 5]
@@ -105,7 +106,8 @@ def test_nucleus_of_a_flat_distribution_is_wider_than_the_first_look() -> None:
 
 
 def kept(row: Sequenced[float], asked: Sampling) -> list[int]:
-    """The ids that may be drawn, in plain numbers: of equal scores, those of the lower ids come first."""
+    """Return the ids that may be drawn, computed in plain Python. Of equal scores, those of lower ids come
+    first."""
     order = sorted(range(len(row)), key=lambda id_: (-row[id_], id_))[: asked.top_k or None]
     weights = [math.exp((row[id_] - row[order[0]]) / asked.temperature) for id_ in order]
     before, some = 0.0, []

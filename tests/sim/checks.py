@@ -77,8 +77,8 @@ PAUSES_MS: Final = (10, 40, 160, 500, 500)
 """Shortest pauses before the next room, by the number of failed rooms before it, ms."""
 CLOCK_MS: Final = 2
 SENT_PER_ROOM: Final = 3
-"""Messages sent for each room. Each of two workers is asked for it and told once that it is over. For several
-workers, that is one request."""
+"""Most messages per room, on average. Each of two workers is asked for it and told once that it is over. One
+message may tell several ends."""
 SENT_PER_BREAK: Final = 4
 """Further messages to a worker for each stream that broke, since ends of rooms are sent again."""
 SENT_BESIDE: Final = 40
@@ -110,7 +110,7 @@ def broken_by(reason: str, faults: "Counter[str]") -> str:
 
 
 def may_be_lost(world: World, incarnation: Incarnation) -> bool:
-    """A worker that lives is lost only where something keeps what it says from the bootstrap
+    """Return whether a worker may be lost: it does not live, or a fault keeps its messages from the bootstrap
     (`live-is-not-lost`)."""
     return not world.workers[incarnation].lives or bool(HUSHED & world.trace.faults.keys())
 

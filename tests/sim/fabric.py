@@ -65,7 +65,7 @@ class Bank:
         return {room for room, held in self.holdings.by_room.items() if unit is not None and _in(unit, held)}
 
     def shared(self, unit: tuple[str, int]) -> bool:
-        """Known by what it holds, so that others may read it."""
+        """Return whether this page holds a known prefix, so that other rooms may read it."""
         return unit[0] == "page" and PageId(unit[1]) in self.holdings.prefixes
 
 

@@ -93,7 +93,7 @@ class Network:
         return bool(self._cuts) and (source, target) in self._cuts
 
     def reset(self, one: str, other: str) -> None:
-        """Connections between two hosts break: nothing that is under way on them arrives."""
+        """Break the connections between two hosts. Nothing that is under way on them arrives."""
         for call in list(self._calls.values()):
             if {call.caller.host, call.host} == {one, other}:
                 call.break_off("Connection reset by peer")

@@ -74,7 +74,7 @@ class Platform:
         return all(not w.over and states.get(w.incarnation) == "ready" for w in self.workers.values())
 
     def sides_of(self, worker: SimulatedWorker) -> list[SimulatedWorker]:
-        """The workers of its process, itself among them."""
+        """Return the workers of this worker's process, itself included."""
         [names] = [names for names in self._processes if worker.name in names]
         return [self.workers[name] for name in names]
 

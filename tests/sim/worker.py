@@ -113,7 +113,7 @@ class SimulatedWorker:
 
     @property
     def work(self) -> Any:
-        """The leader's."""
+        """Return the leader's work."""
         return self.leader.work
 
     @property
@@ -135,7 +135,7 @@ class SimulatedWorker:
         main.add_done_callback(partial(self._rank_ended, self.leader))
 
     def ask_to_stop(self) -> None:
-        """SIGTERM."""
+        """Ask the worker to stop, as SIGTERM does."""
         self.leader.process.soon(self._stop.set)
 
     def pause(self, ranks: Sequence[int]) -> None:
@@ -155,7 +155,7 @@ class SimulatedWorker:
                 rank.process.resume()
 
     def crash(self, rank: int | None = None) -> None:
-        """SIGKILL, of all its processes, or of one, which ends the others."""
+        """Kill all of the worker's processes as SIGKILL does, or one, which ends the others."""
         if self.over:
             return
         self._wounded = "crashed"
@@ -272,7 +272,7 @@ class SimulatedWorker:
     # ---- its end
 
     def _rank_ended(self, rank: Rank, task: "asyncio.Task[None]") -> None:
-        """A process ended by itself: the platform ends the others."""
+        """End the other ranks, as the platform does after a process ended by itself."""
         if self.over or rank.process.dead:
             return
         error = None if task.cancelled() else task.exception()

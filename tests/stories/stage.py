@@ -98,10 +98,10 @@ class Stage(Generic[S]):
         """Let each rank collect its own evidence."""
 
     def agreed(self) -> None:
-        """The ranks have met."""
+        """Act after the ranks have agreed."""
 
     def take_requests(self) -> Iterator[Any]:
-        """Carried out, as far as this world does."""
+        """Carry out the ranks' requests as far as this world does, and yield them."""
         for rank, each in enumerate(self.ranks):
             for asked in each.take_requests():
                 self.carry_out(rank, asked)
@@ -111,7 +111,7 @@ class Stage(Generic[S]):
         """Carry out one request of a rank, as far as this world does."""
 
     def foreign_pages(self, rank: int) -> int:
-        """Pages that a room of the rank holds and that another room wrote to since."""
+        """Return the number of pages of the rank's rooms that another room has written to since."""
         return 0
 
 
@@ -157,7 +157,7 @@ class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
                 self.memories[rank].kv[page] = 0
 
     def write(self, room: RoomId, rank: int, pages: int) -> None:
-        """The sender's one-sided write of the room's first `pages` pages."""
+        """Write the room's first `pages` pages as the sender's one-sided write does."""
         to = self.told[rank, room]
         for page in to.grant.pages[0][:pages]:
             to.memory.kv[page] = room
@@ -201,14 +201,14 @@ class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
             receiving.revoked(self.exposure, memoryview(self.memories[rank].slots))
 
     def draw(self, rank: int, room: RoomId, choice: int, token: int) -> None:
-        """A step has drawn a token of this choice."""
+        """Note that a step has drawn a token of this choice."""
         held = self.ranks[rank].roster.get(room)
         held.outputs[choice].append(token)
         self.ranks[rank].drawn(held, choice)
 
     def space(self, rank: int) -> str:
-        """Make space before a step in which each unfinished choice is computed to its last token. Returns the
-        choices that are computed."""
+        """Make space before a step in which each unfinished choice is computed to its last token. Returns a
+        line that says which are computed."""
         receiving = self.ranks[rank]
         rows = [
             (room, choice, len(room.request.prompt) + len(room.outputs[choice]))
@@ -224,7 +224,7 @@ class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
         return ", ".join(told) or "nothing to compute"
 
     def finish(self, rank: int, room: RoomId) -> None:
-        """The sequences that go on have ended."""
+        """End the sequences that have not ended."""
         roster = self.ranks[rank].roster
         for choice in list(roster.get(room).ends.going_on) if room in roster else ():
             self.draw(rank, room, choice, END)
@@ -281,7 +281,7 @@ class PrefillStage(Stage[SendingSide[SendingRoom]]):
         self.ranks[rank].computed(held, computed, FIRST_TOKEN if computed == known else None, now_ms)
 
     def see(self, rank: int, room: RoomId, now_ms: int, **writes: Any) -> None:
-        """The rank sees that the room's writes have come this far."""
+        """Let the rank see that the room's writes have come this far."""
         held = self.ranks[rank].roster.get(room)
         if "sealed" in writes and not held.elected:
             return

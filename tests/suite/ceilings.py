@@ -1,4 +1,4 @@
-"""Counts of what is to become less in the sources, the docs and the tests."""
+"""Counts of unwanted things in the sources, the docs and the tests, which have to become fewer."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Counts that only fall: what is to become less in sources, docs and tests does not become more."""
+"""Tests that counts of unwanted things in sources, docs and tests do not rise."""
 
 from collections.abc import Callable
 from typing import Final

@@ -29,7 +29,7 @@ EFFECTS: Final = {
 
 
 def effects(source: str) -> Iterator[str]:
-    """Return each effect that the source calls or passes on, as `line: method`."""
+    """Yield each effect that the source calls or passes on, as `line: method`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr in EFFECTS.get(_called(node.value), ()):
             yield f"{node.lineno}: {ast.unparse(node)}"

@@ -35,7 +35,7 @@ PROGRAMS: Final = {
 
 
 def constructors(source: str) -> Iterator[tuple[str, int]]:
-    """Return each class that declares its parts, and the number of parts."""
+    """Yield each class with a constructor, and the number of its parameters."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ClassDef):
             continue

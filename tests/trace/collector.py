@@ -77,11 +77,11 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             return list(self._spans)
 
     def of(self, trace: str) -> list[Seen]:
-        """Spans of one trace, those that began first in front."""
+        """Return the spans of one trace, by their start."""
         return sorted((span for span in self.all() if span.trace == trace), key=lambda span: span.start_ns)
 
     def wait(self, trace: str, holds: Callable[[list[Seen]], bool]) -> list[Seen]:
-        """The spans of a trace, once they are all there."""
+        """Return the spans of a trace, once they are all there."""
         deadline = time.monotonic() + ARRIVE_S
         while not holds(spans := self.of(trace)):
             assert time.monotonic() < deadline, [(span.service, span.name) for span in spans]

@@ -43,14 +43,14 @@ class Bench:
         self.nodes: list[Node] = []
 
     def blank(self, agent: str | None = None) -> Transfer:
-        """An endpoint without regions; the caller's to close."""
+        """Return an endpoint without regions, which the caller has to close."""
         return self.make(self.fresh(), agent)
 
     def fresh(self) -> Incarnation:
         return Incarnation(next(self._incarnations))
 
     def node(self, agent: str | None = None, kv_bytes: int = KV_BYTES) -> Node:
-        """An endpoint with the regions "kv" and "slots", zeroed."""
+        """Return an endpoint with the regions "kv" and "slots", zeroed."""
         incarnation = self.fresh()
         memory = {"kv": HostMemory(kv_bytes), "slots": HostMemory(SLOTS_BYTES)}
         node = Node(incarnation, self.make(incarnation, agent), memory)

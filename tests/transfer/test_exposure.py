@@ -56,7 +56,7 @@ def receiver(bench: Bench) -> Iterator[ExposedProcess]:
 
 
 def sender(bench: Bench, receiver: ExposedProcess) -> Node:
-    """Connected, and every byte of it is 0xEE."""
+    """Return a sender that is connected to the receiver, with memory full of 0xEE."""
     node = bench.node()
     for region in node.memory:
         node.fill(region, 0xEE)
@@ -65,7 +65,7 @@ def sender(bench: Bench, receiver: ExposedProcess) -> Node:
 
 
 def revoke(receiver: ExposedProcess) -> dict[str, memoryview]:
-    """The sinks that it leaves."""
+    """Revoke the memory, and return the sinks that take its place."""
     sinks = {name: memory.view for name, memory in receiver.memories.items()}
     receiver.exposure.revoke()
     return sinks

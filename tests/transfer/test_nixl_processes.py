@@ -45,7 +45,7 @@ def _puppets(environment: dict[str, str], folder: Path) -> Iterator[MakePuppet]:
 
 
 def pair(make: MakePuppet, length: int = MIB) -> tuple[Puppet, Puppet]:
-    """A sender connected to a receiver, and the connection in use."""
+    """Return a sender connected to a receiver, with the connection in use."""
     sender, receiver = make(SENDER, length), make(RECEIVER, length)
     sender.ask("connect", receiver.endpoint())
     assert finish(sender, put(sender, receiver, 64)) is PutState.DONE
@@ -216,7 +216,7 @@ def test_a_restarted_process_under_the_same_agent_name_is_served(puppets: MakePu
 
 
 def late_write(make: MakePuppet) -> tuple[Puppet, Puppet, PutId]:
-    """A write of fives under way over TCP, whose sender is stopped and whose target makes no progress."""
+    """Post a write of fives over TCP, stop its sender, and let its target make no progress."""
     sender, receiver = pair(make, 64 * MIB)
     sender.ask("fill", 5)
     receiver.ask("drive", False)
@@ -305,7 +305,7 @@ def finish_broken(sender: Puppet, old: int) -> None:
 
 
 def until_at_rest(receiver: Puppet) -> None:
-    """Whatever was on its way to a dead sender's target has arrived, or never will."""
+    """Wait until all writes on their way to a dead sender's target have arrived or never will."""
     for _ in range(200):
         receiver.ask("progress")
         time.sleep(0.001)

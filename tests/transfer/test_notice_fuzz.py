@@ -1,4 +1,5 @@
-"""Whatever notices come, from whomever: nobody here sends any, they are dropped, and writes go on beside."""
+"""Tests that random NIXL notices from other processes are dropped and disturb no write. Baton itself sends
+none."""
 
 import time
 from collections.abc import Iterator

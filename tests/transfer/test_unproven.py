@@ -20,7 +20,7 @@ def bench() -> Iterator[Bench]:
 
 
 def go_wrong(node: Node, monkeypatch: pytest.MonkeyPatch, call: str = "transfer") -> None:
-    """Whatever is posted from now on, or `call`ed otherwise."""
+    """Make each later post, or each later call of `call`, fail without proof of its end."""
     transfer: Any = node.transfer
     library = transfer._nixl
     error = next(each for each in library.errors if each not in (*library.ends, *library.refusals))

@@ -92,7 +92,8 @@ class Seen:
 
 @pytest.fixture
 def seen(browser: Browser, stack: Stack) -> Iterator[Seen]:
-    """A page of 1280 pixels; at its end: no complaint in the console, nobody else was asked for anything."""
+    """A page of 1280 pixels. It checks at its end that the console has no complaint and no other host was
+    asked."""
     context = browser.new_context(viewport={"width": 1280, "height": 860}, color_scheme="light")
     context.set_default_timeout(WAIT_MS)
     made = Seen(context.new_page())

@@ -84,7 +84,7 @@ def shoot(rewrite: bool) -> Camera:
 
 @pytest.fixture
 def answered(stacks: Shared[Stack], stack: Stack) -> str:
-    """The id of a request that was answered."""
+    """Return the id of a request that was answered."""
     return stacks.once("answered", answer_one)
 
 

@@ -63,7 +63,7 @@ class Prometheus:
         return [value for value in values if not math.isnan(value)]
 
     def firing(self, name: str) -> list[dict[str, str]]:
-        """The labels of each alert of this name that fires."""
+        """Return the labels of each firing alert of this name."""
         alerts = self.ask("alerts")["alerts"]
         return [
             each["labels"]

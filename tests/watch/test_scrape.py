@@ -69,7 +69,7 @@ class Watched:
         return name
 
     def load(self) -> None:
-        """Answers, a refusal and a client that goes."""
+        """Send requests that are answered, one that is refused, and one whose client hangs up."""
         long = "A long story about a river. " * 20
         prompts = ["One, two, three,", long, long + "It ended"]
         with ThreadPoolExecutor(len(prompts)) as callers:

@@ -33,7 +33,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def serving(
     add: Callable[[grpc.aio.Server], None], port: int = 0, identity: Identity | None = None
 ) -> AsyncIterator[str]:
-    """A server with the services that `add` adds, on `port` or any; its address."""
+    """Serve the services that `add` adds, on `port` or any. Yields the address."""
     server = Server(identity)
     add(server.grpc)
     address = f"127.0.0.1:{server.bind('127.0.0.1', port)}"

@@ -232,7 +232,8 @@ def sensible() -> inference_pb2.InferenceRequest:
 
 
 def change(**fields: Any) -> Callable[[], object]:
-    """A sensible request with these fields (of its sampling, where it has them) set otherwise."""
+    """Return a function that converts a sensible request with these fields, or those of its sampling,
+    replaced."""
 
     def read() -> object:
         message = sensible()
@@ -250,7 +251,7 @@ def change(**fields: Any) -> Callable[[], object]:
 
 
 def held(kind: str, text: str) -> Callable[[], object]:
-    """A sensible request with that grammar."""
+    """Return a function that converts a sensible request with that grammar."""
     message = sensible()
     message.grammar.kind, message.grammar.text = kind, text
     return lambda: wire.request_from_wire(message)

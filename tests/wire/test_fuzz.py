@@ -1,4 +1,5 @@
-"""Any message that decodes is read as what it says, or refused; nothing else is ever raised."""
+"""Random tests that each decodable message is read as what it says or refused, and no other error is
+raised."""
 
 import math
 from collections.abc import Callable

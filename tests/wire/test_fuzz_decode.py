@@ -1,5 +1,5 @@
-"""Whatever commands a decode worker is given, and whatever is written to its slots, ends at most the rooms
-that are named, and nothing is left."""
+"""Random tests that commands to a decode worker, and writes into its slots, end at most the named rooms, and
+leave nothing."""
 
 import asyncio
 from dataclasses import replace
@@ -92,7 +92,7 @@ async def give(bench: DecodeBench, command: group_pb2.Command) -> None:
 
 
 async def play(before: list[group_pb2.Command], after: list[group_pb2.Command]) -> None:
-    """The good room, and commands before and after its memory is exposed."""
+    """Run the good room with commands before and after its memory is exposed."""
     async with decoding() as bench:
         bench.sender.quiet.set()
         bench.sender.may_connect.clear()

@@ -1,5 +1,4 @@
-"""Whatever a peer says on the stream of a pair, it ends at most the rooms that it may speak of, or its own
-stream."""
+"""Random tests that a peer's messages on a hand-over stream end at most its own rooms or its own stream."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
-"""Whatever commands a prefill worker is given, they end at most their own rooms, and nothing is left.
-
-One good room runs beside them; its receiver is never named rightly by anyone else.
-"""
+"""Random tests that commands to a prefill worker end at most their own rooms, and leave nothing. One good
+room runs beside them. No command names its receiver rightly."""
 
 import asyncio
 import struct
@@ -83,7 +81,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 
 def disown(command: group_pb2.Command) -> None:
-    """Whatever speaks for the good room, or for its receiver, speaks for another one instead."""
+    """Make a command that acts for the good room, or for its receiver, act for another one."""
     match command.WhichOneof("what"):
         case "run" if command.run.decode.incarnation == DECODE:
             command.run.decode.incarnation = OTHER
@@ -136,7 +134,7 @@ async def give(bench: PrefillBench, command: group_pb2.Command) -> None:
 
 
 async def play(before: list[Step], after: list[Step]) -> None:
-    """The good room, and commands before and after it is told where to write."""
+    """Run the good room with commands before and after it is told where to write."""
     fabric = MemoryFabric()
     receivers = {DECODE: Receiver(fabric), OTHER: Receiver(fabric, OTHER)}
     bench = PrefillBench(fabric)

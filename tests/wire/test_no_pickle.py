@@ -1,4 +1,4 @@
-"""Nothing from a peer is ever unpickled or evaluated: no code of ours could (`no-pickle`)."""
+"""Tests that no code of ours unpickles or evaluates anything from a peer (`no-pickle`)."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A worker's process whose exit the next one reports, and the reports of the processes before it."""
+"""Tests of the reports of a worker's earlier processes, whose exits its next process reports."""
 
 from pathlib import Path
 

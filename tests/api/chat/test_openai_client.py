@@ -1,4 +1,4 @@
-"""The `openai` client, unchanged, talks to a real socket."""
+"""Tests of the unchanged `openai` client against the chat API on a real socket."""
 
 import asyncio
 from typing import Any

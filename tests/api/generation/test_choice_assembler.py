@@ -1,4 +1,4 @@
-"""One choice's text, tokens and end, however its tokens are batched."""
+"""Tests of the assembly of one choice's text, tokens and end, however its tokens are batched."""
 
 from itertools import pairwise
 from typing import Any

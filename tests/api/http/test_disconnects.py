@@ -173,7 +173,7 @@ def request_of(body: bytes) -> bytes:
 
 
 async def asked_and_reset(url: str, backend: ScriptedBackend, sent: bytes) -> None:
-    """A client that sends that, and is gone once a room is open for it."""
+    """Send these bytes, and reset the connection once a room is open for the request."""
     _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     writer.write(sent)
     await until(lambda: backend.streams)

@@ -71,7 +71,7 @@ def backend() -> SlowBackend:
 async def serving(
     backend: ScriptedBackend, silence_s: float = SILENCE_S, registry: CollectorRegistry | None = None
 ) -> AsyncIterator[int]:
-    """The port of an application with this longest silence of streams, seconds."""
+    """Serve an application whose streams are silent for at most this many seconds. Yields its port."""
     settings = ApiSettings(stream_silence_s=silence_s)
     app = create_app(backend, tiny.model(), registry or CollectorRegistry(), settings)
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), 1, answers_refusals=True)

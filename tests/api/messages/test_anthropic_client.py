@@ -1,4 +1,4 @@
-"""The `anthropic` client, unchanged, talks to a real socket."""
+"""Tests of the unchanged `anthropic` client against the Messages API on a real socket."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""A body of Anthropic's is the chat request that says the same, and what is wrong is told in its words."""
+"""Tests that an Anthropic request means the equivalent chat request, and that errors are in Anthropic's
+terms."""
 
 import json
 from typing import Any, Final
@@ -35,7 +36,7 @@ def text(said: str) -> dict[str, Any]:
 
 
 def chat_of(**fields: Any) -> dict[str, Any]:
-    """The messages of the chat request."""
+    """Return the messages of the equivalent chat request."""
     chat, _ = translated(parse(json.dumps(body(**fields)).encode(), MessagesRequest))
     return chat.model_dump(exclude_defaults=True)
 

@@ -1,4 +1,5 @@
-"""Whatever is wrong with a request is said in OpenAI's shape, names the field, and enters nothing."""
+"""Tests that every invalid request gets an error in OpenAI's shape that names the field, and reaches no
+backend."""
 
 import asyncio
 import gzip
@@ -37,7 +38,7 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 def check(reply: httpx.Response, status: int, param: str | None, code: str | None = None) -> str:
-    """The reply is this error, in the shape. Returns its message."""
+    """Check that the reply is this error in its API's shape, and return its message."""
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"]

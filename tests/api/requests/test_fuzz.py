@@ -1,4 +1,4 @@
-"""Whatever JSON comes in, the answer is a reply or a 4xx in the shape of its API; never a 5xx."""
+"""Tests that random JSON gets a reply or a 4xx in the shape of its API, and never a 5xx."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def bodies(draw: st.DrawFn, path: str) -> Any:
-    """Mostly plausible requests: the required fields, and some others, each now and then spoilt."""
+    """Draw a mostly plausible request: the required fields and some others, each sometimes invalid."""
     if draw(st.integers(0, 9)) == 0:
         return draw(JSON)
     required = [name for name, field in SHAPES[path].model_fields.items() if field.is_required()]
@@ -136,7 +136,7 @@ def exchange(
 
 
 def judge(reply: httpx.Response, backend: ScriptedBackend) -> None:
-    """An answer, or a refusal in its API's shape of which the pipeline has not heard."""
+    """Check that the reply is an answer, or a refusal in its API's shape that the pipeline did not see."""
     asked = len(backend.asked)
     backend.asked.clear()
     if reply.status_code == 200:

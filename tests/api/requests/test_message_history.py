@@ -1,4 +1,5 @@
-"""Whatever one API gives, whole or streamed, cut off or complete, all of them take back as history."""
+"""Tests that all APIs accept as history whatever one of them answered, whole or streamed, cut off or
+complete."""
 
 import itertools
 import json
@@ -70,13 +71,13 @@ class Served:
         return reply
 
     async def prompt(self, path: str, turns: Sequence[Any]) -> str:
-        """The prompt of a request whose conversation these are."""
+        """Return the prompt of a request with this conversation."""
         await self.post(path, _body(path, turns))
         text: str = tiny.model().tokenizer.decode(self.backend.asked[-1].prompt, skip_special_tokens=False)
         return text
 
     async def answer(self, path: str, *, forced: bool, stream: bool) -> tuple[str, list[Any]]:
-        """Why the answer ended, and what a client adds to its history of it."""
+        """Return why the answer ended, and the messages that a client adds to its history."""
         body = _body(path, [{"role": "user", "content": "hi"}], forced=forced) | {"stream": stream}
         reply = await self.post(path, body)
         if not stream:
@@ -165,7 +166,7 @@ def _messages(events: list[Any]) -> tuple[str, list[Any]]:
 
 
 def _said(answer: Sequence[Any]) -> list[Any]:
-    """An answer without what differs from one request to the next."""
+    """Return an answer without the parts that differ from one request to the next."""
     told: list[Any] = json.loads(json.dumps([*answer]))
     for part in told:
         blocks = part.get("content") if isinstance(part.get("content"), list) else []

@@ -1,4 +1,4 @@
-"""Whatever is wrong with whichever field, the error speaks of it as its sender would."""
+"""Tests that a validation error names the field and the fault in terms that the request's sender knows."""
 
 import json
 import re

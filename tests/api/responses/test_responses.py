@@ -1,4 +1,4 @@
-"""The `openai` client, unchanged, asks the Responses API of a real socket."""
+"""Tests of the unchanged `openai` client against the Responses API on a real socket."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def prompt(backend: ScriptedBackend) -> str:
 
 
 def told(*turns: tuple[str, str]) -> str:
-    """The prompt of these turns."""
+    """Return the prompt of these turns."""
     return "".join(f"<|start|>{role}\n{text}<|end|>\n" for role, text in turns) + "<|start|>assistant\n"
 
 

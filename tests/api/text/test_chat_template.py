@@ -224,7 +224,7 @@ async def test_a_token_that_the_model_lacks_and_the_template_writes_is_the_opera
 
 
 def served(template: str, *, foreign: bool = False) -> ServedModel:
-    """A model of this template; a foreign token is one more than it has rows for."""
+    """Return a model with this chat template. `foreign` adds a token for which the model has no row."""
     tokenizer = deepcopy(tiny.byte_level())
     tokenizer.chat_template = template
     if foreign:

@@ -31,7 +31,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that were tokenised."""
+    """Texts that were tokenised, in order."""
     texts: list[str] = []
     encode = tiny.model().tokenizer.encode
 

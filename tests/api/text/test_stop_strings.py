@@ -10,7 +10,8 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 def oracle(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """Character by character: the first end at which any stop string is complete; the longest of them."""
+    """Find the stop string character by character: the first end at which one is complete, and the longest of
+    those."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:

@@ -52,7 +52,7 @@ def test_a_newer_library_is_not_refused(version: str) -> None:
 
 @pytest.fixture
 def llama(tiny_dir: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """A copy of a Llama checkpoint for a test to damage."""
     return Path(shutil.copytree(tiny_dir("llama-gqa-untied"), tmp_path / "llama"))
 
 

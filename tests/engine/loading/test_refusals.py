@@ -289,7 +289,7 @@ def test_unknown_architecture(tmp_path: Path) -> None:
 
 @pytest.fixture
 def llama(tiny_dir: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """A copy of a Llama checkpoint for a test to damage."""
     return Path(shutil.copytree(tiny_dir("llama-gqa-untied"), tmp_path / "llama"))
 
 

@@ -176,7 +176,8 @@ def scored(worker: ShuffledWorker, prompts: Answers, top: int, chunk: int) -> li
 
 
 def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]:
-    """A prompt summed chunk by chunk beside one that is not; what the pages hold on this rank."""
+    """Sum a prompt's pages chunk by chunk beside one that is not summed, and return the sum of the pages on
+    this rank."""
     engine = post.engine(directory)
     summed, beside = (Sequence(Request("r", tuple(range(length)), 8, sampling=GREEDY), []) for _ in range(2))
     summed.page_sum = PageSum(start)
@@ -204,7 +205,7 @@ def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]
 
 
 def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> list[str]:
-    """Steps that fail on every rank alike, and one after them that does not."""
+    """Run steps that fail on every rank alike, and then one that does not."""
     engine = post.engine(directory)
     worker = ShuffledWorker(engine)
     told: list[str] = []
@@ -236,8 +237,8 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
 
 
 def end_in_a_step(post: Post, directory: Path, prompt: list[int], victim: int, way: str) -> tuple[str, float]:
-    """The rank `victim` goes away, hangs or fails while a step is computed. What the others are told, and how
-    often, and after how many seconds."""
+    """Let the rank `victim` exit, hang or fail during a step. Returns what the others are told, how often,
+    and after how many seconds."""
     engine = post.engine(directory)
     worker = ShuffledWorker(engine)
     tenant = worker.admit(prompt, 8)

@@ -32,7 +32,7 @@ def small(request: pytest.FixtureRequest, demo_model_dir: Path) -> Iterator[Stac
 
 
 def complete(stack: Stack, prompt: list[int]) -> tuple[list[int], int]:
-    """The tokens drawn, and how many of the prompt's were cached."""
+    """Return the drawn tokens, and the number of cached prompt tokens."""
     model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
     body = {
         "model": model,
@@ -50,7 +50,7 @@ def complete(stack: Stack, prompt: list[int]) -> tuple[list[int], int]:
 
 
 def sent(stack: Stack) -> float:
-    """Bytes of pages, by the first rank."""
+    """Return the bytes of pages that the first rank has sent."""
     return stack.services["prefill-0"].total("baton_kv_transfer_bytes_total")
 
 

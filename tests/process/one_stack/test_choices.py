@@ -89,7 +89,7 @@ def test_more_than_the_cache_holds_is_refused_and_what_fits_is_served(
 
 
 def choices_of(stack: Stack, prompt: list[int], **more: Any) -> list[list[int]]:
-    """The token ids of each choice."""
+    """Return the token ids of each choice."""
     body = {"prompt": prompt, "max_tokens": 8, "return_token_ids": True, **more}
     reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text

@@ -83,7 +83,7 @@ async def test_a_worker_that_lives_is_not_taken_for_gone_on_anybodys_word(idle_s
 
 
 async def _watch(rooms: rooms_pb2_grpc.RoomServiceStub, room: int) -> list[str]:
-    """Names of the room's events until it is retired."""
+    """Return the names of the room's events until it is retired."""
     call = rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=CALL_S)
     return [event.name async for event in call]
 

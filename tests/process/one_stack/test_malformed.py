@@ -1,4 +1,5 @@
-"""A real stack is sent nonsense over gRPC: nobody exits, a right answer follows, and nothing is left."""
+"""Tests that a real stack survives malformed gRPC messages: no process exits, the next answer is right, and
+nothing is left."""
 
 import asyncio
 import random
@@ -56,7 +57,8 @@ DECODE: Final = [each for each in services(inference_pb2) if "DecodeService" in 
 
 @asynccontextmanager
 async def opened(stack: Stack) -> AsyncIterator[rooms_pb2.OpenRoomReply]:
-    """A room that is not driven: it names the workers' addresses and processes. Cancelled afterwards."""
+    """Open a room that no caller drives, to learn the workers' addresses and processes. It is cancelled
+    afterwards."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
         rooms = rooms_pb2_grpc.RoomServiceStub(channel)
         asked = rooms_pb2.OpenRoomRequest(request_id="malformed", prompt_tokens=4, tokens=8)
@@ -69,7 +71,7 @@ async def opened(stack: Stack) -> AsyncIterator[rooms_pb2.OpenRoomReply]:
 
 
 def targets(stack: Stack, room: rooms_pb2.OpenRoomReply) -> list[tuple[str, str, Any]]:
-    """(address, path, descriptor) of every method of the stack."""
+    """Return (address, path, descriptor) of every method of the stack."""
     bootstrap = f"127.0.0.1:{stack.grpc_port}"
     return [
         *((bootstrap, path, method) for path, method in BOOTSTRAP),
@@ -81,7 +83,7 @@ def targets(stack: Stack, room: rooms_pb2.OpenRoomReply) -> list[tuple[str, str,
 async def send(
     channel: grpc.aio.Channel, path: str, raw: bytes, *, timeout_s: float = CALL_S
 ) -> grpc.StatusCode:
-    """Bytes as they are, to a method of any kind. Replies are read to their end."""
+    """Send raw bytes to a method of any kind, and read its replies to their end."""
     call = channel.unary_stream(path)(raw, timeout=timeout_s)
     with suppress(grpc.aio.AioRpcError):
         async for _ in call:
@@ -103,7 +105,8 @@ def answer(stack: Stack) -> str:
 
 @pytest.fixture
 def unharmed(idle_stack: Stack) -> Iterator[Stack]:
-    """Afterwards the same processes give the same answer, with nothing of a prompt in their logs."""
+    """Check afterwards that the same processes give the same answer and have nothing of a prompt in their
+    logs."""
     before = answer(idle_stack)
     pids = {name: service.process.pid for name, service in idle_stack.services.items()}
     yield idle_stack
@@ -151,7 +154,7 @@ async def test_bytes_that_are_no_message_end_their_own_call(unharmed: Stack) -> 
 
 
 def filled(method: Any, room: rooms_pb2.OpenRoomReply, draw: random.Random) -> Message:
-    """A message in the right shape that names the right process, and is nonsense otherwise."""
+    """Return a message of the right shape for the right process, with random content otherwise."""
     from google.protobuf.message_factory import GetMessageClass
 
     message = GetMessageClass(method.input_type)()

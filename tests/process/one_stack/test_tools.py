@@ -1,4 +1,4 @@
-"""Tools on a real stack: the demo's chat template knows none, and it is asked all the same."""
+"""Tests of tool calls on a real stack, though the demo model's chat template has no tools."""
 
 import json
 from typing import Any, Final
