@@ -129,14 +129,14 @@ def _not_found(message: str, param: str) -> JSONResponse:
 
 
 def _id(text: str) -> RoomId:
-    """Parse a room id. Raises UnknownRoom for a text that is no id."""
+    """Parse the text of a room id. Raises UnknownRoom for a text that cannot be one."""
     if len(text) > ID_CHARS_MAX or not (text.isascii() and text.isdigit()):
         raise UnknownRoom("not a room id")
     return RoomId(int(text))
 
 
 def _missing(registry: Registry) -> list[str]:
-    """Return why no request can be served, as texts: sides without a ready worker, or pairs that do not
+    """Return texts that say why no request can be served: a side has no ready worker, or ready workers do not
     connect. Empty if requests can be served."""
     return [f"no {side.value} worker is ready" for side in registry.missing()] + [
         f"{prefill.facts.name} and {decode.facts.name} do not connect, and no other pair is ready"
@@ -145,7 +145,7 @@ def _missing(registry: Registry) -> list[str]:
 
 
 def _slower(registry: Registry) -> list[str]:
-    """Return why requests are served more slowly than they could be, as texts."""
+    """Return texts that say why requests are served more slowly than they could be. Empty if they are not."""
     if registry.ready_count(Side.PREFILL) or not registry.serves_alone:
         return []
     return ["no prefill worker is ready: decode workers compute the prompts themselves"]

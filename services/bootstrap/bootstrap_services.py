@@ -38,8 +38,8 @@ WATCH_S: Final = 1.0
 seconds."""
 WHY_CHARS_MAX: Final = 256
 CALLER: Final = "caller"
-"""Source of timeline lines that the opener of a room reports itself, if it drives the room without this
-router."""
+"""Source name of timeline lines that the opener of a room reports, if it calls the workers itself without
+this router."""
 
 
 class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):

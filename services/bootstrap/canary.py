@@ -41,7 +41,8 @@ gets a canary of its own.
 """
 OUTPUT_TOKENS: Final = 2
 PROMPT_TOKENS: Final = CANARY_TOKENS + 1 - OUTPUT_TOKENS
-"""Number of prompt tokens of a canary. The KV of the last drawn token is not needed."""
+"""Number of prompt tokens of a canary. With the output, whose last token needs no KV, the canary takes
+CANARY_TOKENS positions."""
 
 
 class Canary:
@@ -54,8 +55,8 @@ class Canary:
         self._backend = backend
         self._request = request
         self._tries: Counter[Incarnation | PairId] = Counter()
-        """Number of canaries sent through each worker and each broken pair. The most tried come last, so that
-        failing ones keep no other from joining."""
+        """Number of canaries sent so far through each joining worker and each broken pair. Those with fewest
+        are next, so that failing ones do not keep others from joining."""
         self.alone_tries: Counter[Incarnation] = Counter()
         """Number of canaries sent to each decode worker alone, without a prefill worker."""
         self.problem: str | None = None
@@ -113,8 +114,8 @@ class Canary:
         return least if least[0].facts.side is Side.PREFILL else (least[1], least[0])
 
     def _least_tried(self, free: list[Worker]) -> tuple[Worker, Worker] | None:
-        """Return the joining worker with the fewest canaries, and the best partner for it. None if no such
-        pair is free."""
+        """Return the joining worker through which the fewest canaries were sent, with the best partner for
+        it. None if no such pair is free."""
         found: list[tuple[Worker, Worker]] = []
         for side in Side:
             own = [each for each in free if each.facts.side is side and each.state is WorkerState.JOINING]
@@ -142,7 +143,8 @@ class Canary:
         return self._tries[worker.facts.incarnation]
 
     def _as_partner(self, worker: Worker) -> tuple[bool, int]:
-        """Return the sort key of a worker as the partner of a joining one. The least is the best."""
+        """Return the sort key by which a partner for a joining worker is chosen: the worker with the least
+        key."""
         return worker.state is not WorkerState.READY, self._tries_of(worker)
 
     async def try_pair(self, pair: Pair) -> str | None:

@@ -15,8 +15,8 @@ from baton.wire.errors import NotProven
 from baton.wire.worker_credential import BYTES_MAX, BYTES_MIN, incarnation_of, of_ranks
 
 KEPT_MAX: Final = 8192
-"""Most credentials that are remembered, those used last. It is far more than there are workers. A live worker
-shows its credential with each renewal, so it is not forgotten for others."""
+"""Most credentials that are remembered. The least recently used one is forgotten first. There are far fewer
+workers, and a live worker shows its credential with each renewal."""
 KEY_BYTES: Final = 16
 
 
@@ -59,7 +59,7 @@ class CredentialStore:
         self._known.move_to_end(incarnation)
 
     def key_of(self, room: RoomId) -> bytes:
-        """Return the key of a room, which its opener has to show to end it."""
+        """Return the key of a room. Whoever opened the room has to show it to end the room."""
         return hmac.digest(self._secret, room.to_bytes(8, "little"), "sha256")[:KEY_BYTES]
 
     def check_key(self, room: RoomId, shown: bytes) -> None:

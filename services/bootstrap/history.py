@@ -20,7 +20,8 @@ LOST_MAX: Final = 32
 REFUSED_MAX: Final = 1024
 WHY_CHARS_MAX: Final = 512
 NO_STATUS: Final = 0
-"""Status of a refused request whose client was answered for another prompt of the same HTTP request."""
+"""Status of a refused request without an HTTP status of its own: its client was answered for another prompt
+of the same HTTP request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class WorkerCensusRecord:
 
     values: Mapping[str, Any]
     at_ms: int
-    """Time of the worker's report on the router's monotonic clock, in milliseconds."""
+    """Time at which the worker's report came, in milliseconds of the router's monotonic clock."""
     tokens_s: float
-    """Tokens per second that the worker computed or drew between its last two reports."""
+    """Number of tokens per second that the worker computed or sampled between its last two reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class History:
         self.censuses: dict[Incarnation, WorkerCensusRecord] = {}
         """Last reported counts of the workers that hold a lease, by incarnation."""
         self.lost: deque[LostWorker] = deque(maxlen=LOST_MAX)
-        """Lost workers, the latest last, at most LOST_MAX."""
+        """Workers that were lost, the latest last. There are at most LOST_MAX."""
         self.refused: deque[RefusedRequest] = deque(maxlen=REFUSED_MAX)
-        """Refused requests, the latest last, at most REFUSED_MAX."""
+        """Requests that were refused, the latest last. There are at most REFUSED_MAX."""
 
     def record_census(self, worker: Incarnation, census: Mapping[str, Any], now_ms: int) -> None:
         last = self.censuses.get(worker)

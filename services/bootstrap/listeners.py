@@ -31,7 +31,7 @@ from baton.web.http_server import HttpServer, serve_http
 log = Log(__name__)
 
 PAGES_S: Final = 2
-"""Time for running requests on the operators' port to end at shutdown, in seconds."""
+"""Longest time in seconds for running requests on the operators' port to end at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class HttpListeners:
 
     api: AccessControl
     admin: AccessControl
-    """Access control of the operators' own port."""
+    """Access rules (API keys) of the operators' port, if they have a port of their own."""
     apart: bool
     """Whether the pages for operators have a port of their own."""
     _sockets: tuple[socket.socket, ...]
@@ -75,7 +75,7 @@ class HttpListeners:
     _origins: tuple[str, ...]
     """Origins whose web pages may call the API's port from a browser (CORS)."""
     _keep_alive_s: float
-    """Time for which a connection may be idle between two requests, in seconds."""
+    """Longest time in seconds for which a connection may be idle between two requests."""
     _connections_max: int
     """Most connections of each port at one time."""
 
@@ -158,13 +158,13 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
 
 
 def _keys(given: Sequence[str], file: str, flag: str) -> ApiKeys | None:
-    """Return the API keys of both sources, or None if there are none. `given`: keys from the environment.
-    `file`: path of a file of keys. Raises StartupError."""
+    """Return the API keys from the environment (`given`) and from a file (`file`: its path). None if neither
+    is given. Raises StartupError."""
     return ApiKeys(given, Path(file) if file else None, flag=flag) if given or file else None
 
 
 def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
-    """Return which callers share prefix caches, as text for the log."""
+    """Return a text for the log that says which callers share cached prefixes."""
     if keys is None or not keys.several:
         return "shared by all callers"
     return (
@@ -173,7 +173,7 @@ def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
 
 
 def _operator_pages(settings: BootstrapSettings, keys: ApiKeys | None, admin_keys: ApiKeys | None) -> str:
-    """Return which callers may read the pages for operators, as text for the log."""
+    """Return a text for the log that says who may read the pages for operators."""
     if admin_keys is not None:
         return "admin keys"
     if settings.admin_port is not None:

@@ -30,12 +30,12 @@ class RefusalReason(Enum):
 
     QUEUE_FULL = "queue_full"
     TOO_LATE = "too_late"
-    """The request waited for a pair of workers for as long as requests may."""
+    """Reason: the request waited for a pair of workers as long as requests may wait."""
     NOT_IN_TIME = "not_in_time"
-    """The request would have had to wait longer than it may, by the work before it and the recent
-    throughput."""
+    """Reason: the request would have had to wait longer than it may, judging by the work before it and the
+    recent throughput."""
     NO_WORKER = "no_worker"
-    """No worker of a side is ready, or none can ever hold the request."""
+    """Reason: no worker of a side is ready, or none can ever hold the request."""
 
 
 class ClassBand(Enum):
@@ -43,9 +43,9 @@ class ClassBand(Enum):
     themselves."""
 
     ABOVE = "above"
-    """Classes with numbers below zero, which are served before requests without a priority."""
+    """Band of the classes with numbers below zero. They are served before requests without a priority."""
     DEFAULT = "default"
-    """Class zero: requests without a priority."""
+    """Band with class zero only: requests without a priority."""
     BELOW = "below"
 
     @classmethod
@@ -59,17 +59,17 @@ class ComputedBy(Enum):
     """Reason for which a room's prompt was computed on prefill or on decode, as a metric label."""
 
     PREFILL = "handed_over"
-    """Prefill computed the prompt and handed it over, as usual."""
+    """Reason for the usual case: prefill computed the prompt and handed it over."""
     SOONER = "sooner"
-    """Decode computed the prompt, since it was expected to finish sooner than prefill."""
+    """Reason: decode computed the prompt, because it was expected to finish sooner than prefill."""
     KEPT = "same_process"
-    """Decode computed the prompt, since its own process would have been the prefill worker, too."""
+    """Reason: decode computed the prompt, because the prefill worker would have been its own process."""
     ALONE = "no_prefill"
-    """Decode computed the prompt, since no prefill worker was ready for it."""
+    """Reason: decode computed the prompt, because no prefill worker was ready for it."""
 
 
 def computed_by(side: Side, entry: RoomEntry) -> ComputedBy:
-    """Return why this side computed the prompt of a room."""
+    """Return the reason for which this side computed the prompt of a room."""
     if side is Side.PREFILL:
         return ComputedBy.PREFILL
     if entry.prefill is not None:
@@ -81,22 +81,22 @@ class Loss(Enum):
     """Way in which a worker was lost, as a metric label."""
 
     LEFT = GOODBYE
-    """The worker left by itself: it called Leave, such as after a drain."""
+    """Way of loss: the worker left by itself by calling Leave, such as after a drain."""
     EXITED = "exited"
-    """The starter of the worker reported that its process has ended."""
+    """Way of loss: the starter of the worker reported that its process has ended."""
     SILENT = "silent"
-    """The worker's lease ran out."""
+    """Way of loss: the worker's lease ran out."""
     STALLED = "stalled"
-    """The worker's process runs, but its turns (iterations of its loop) stopped."""
+    """Way of loss: the worker's process runs, but takes no more turns (iterations of its loop)."""
 
 
 class ExitRejection(Enum):
     """Reason for which a report that a worker has exited is rejected, as a metric label."""
 
     ANSWERS = "answers"
-    """The worker that is reported to have exited answers."""
+    """Reason: the worker that is reported to have exited still answers calls."""
     UNPROVEN = "unproven"
-    """The reporter did not show the secret of the process's starter."""
+    """Reason: the reporter did not show the secret of the process's starter."""
 
 
 class BootstrapMetrics:
@@ -207,7 +207,8 @@ class BootstrapMetrics:
         )
 
     def prompt_computed(self, side: Side, tokens: int, why: ComputedBy) -> None:
-        """Count the prompt of a client's room as computed by this side. `tokens`: its uncached tokens."""
+        """Count the prompt of a client's room as computed on this side. `tokens`: number of its tokens that
+        were not cached."""
         self._prompts[why].inc()
         self._prompt_tokens[side].inc(tokens)
 
@@ -250,8 +251,8 @@ class RegistryCollector(Collector):
         queued: Callable[[], Mapping[int, int]],
         lacking: Callable[[], Mapping[Side, int]],
     ) -> None:
-        """Make a collector. `queued`: returns the number of waiting requests by priority class. `lacking`:
-        returns it by the side without space for them."""
+        """Make a collector. `queued`: function that returns the number of waiting requests by priority class.
+        `lacking`: function that returns their number by the side that has no space for them."""
         self._registry = registry
         self._queued = queued
         self._lacking = lacking

@@ -8,8 +8,8 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Bounded queue with one reader at a time, filled from the same event loop. If the reader is cancelled,
-    no message is lost.
+    """Bounded queue of messages with one reader at a time, filled from the same event loop. If the reader's
+    wait is cancelled, no message is lost.
 
     `asyncio.Queue` serves many readers, but costs several times as much for each token.
     """

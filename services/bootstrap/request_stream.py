@@ -3,7 +3,7 @@
 A room that failed through no fault of the client is followed by a new one (`fresh-attempt`), on another pair
 of workers if there is one. The tokens passed on so far become the new room's `output`. A draw depends on the
 request, its seed and its position alone, so the stream goes on as if nothing had happened. Later messages of
-the old room are not read. Choices that have ended are not drawn again.
+the old room are not read. Choices that have ended are not sampled again.
 
 A retracted room has not failed (`retracted-is-no-failure`). The next one does not count as an attempt, comes
 without a pause and avoids no worker. Only the request's own time-out limits their number.
@@ -58,27 +58,25 @@ def reusable(request: Request) -> Sequence[int]:
 
 @dataclass(slots=True, eq=False)
 class _Branch:
-    """Choices of a request that had the same output when their room was opened, so that they share the
-    room."""
+    """Choices of a request that share a room, because their outputs were equal when it was opened."""
 
     choices: tuple[int, ...]
-    """Numbers, in the request, of the choices that share one room. Their order is the one in which the room
-    numbers them."""
+    """Indices, in the request's response, of the choices that share one room. The room numbers them from 0 in
+    this order."""
     room: RoomStream
     avoid: frozenset[Incarnation] = frozenset()
     opened: int = 1
-    """Number of consecutive rooms that made no progress, the present one included."""
+    """Number of the branch's rooms in a row, up to the present one, that made no progress."""
     began: int = 0
     """Number of output tokens that each choice already had when the room was opened."""
     carrier: asyncio.Task[None] | None = None
     """Task that reads the rooms of this branch (choices that share a room). None while all choices of the
     request are in one room."""
     over: bool = False
-    """Whether the present room is the last one, with no other to follow. The reason is in the room's
-    timeline."""
+    """Whether no other room follows the present one. The reason is in the room's timeline."""
     paused_ms: int | None = None
-    """Time at which the choices paused because their room was retracted, in milliseconds. None once the next
-    token has come."""
+    """Time in milliseconds at which the choices paused, because their room was retracted (preempted). None
+    when the next token has come."""
 
 
 class RequestStream:
@@ -107,15 +105,15 @@ class RequestStream:
         self._ends_s = asyncio.get_running_loop().time() + timeout_s
         self._outputs: list[list[int]] = [[] for _ in range(request.choices)]
         self._going = set(range(request.choices))
-        """Numbers of the choices that are not complete, and that the reader still reads."""
+        """Indices of the choices that are not complete and whose tokens the reader still wants."""
         self._enough: set[int] = set()
-        """Numbers of the choices that the reader has ended."""
+        """Indices of the choices of which the reader wants no more tokens."""
         self._hung_up = False
         self._began = False
         """Whether the first token was passed on to the reader."""
         self._first = follow(entry, request, timeout_s)
         self._branch = _Branch(tuple(range(request.choices)), self._first)
-        """The only branch, as long as all choices are in one room."""
+        """Branch with all choices of the request, as long as one room serves them all."""
         self._branches = [self._branch]
         self._merged: Outbox[TokenBatch | Exception] | None = None
         """Queue that merges the tokens of several rooms for the reader. None while all choices are in one
@@ -156,8 +154,8 @@ class RequestStream:
     # ---- what comes
 
     def _passed(self, strand: _Branch, batch: TokenBatch) -> TokenBatch | None:
-        """Return the tokens for the reader that follow from a batch of a room: with the choice's number in
-        the request. None if the reader wants no more of that choice."""
+        """Convert a batch of tokens of a room into one for the reader, with the choice's index in the
+        response. Return None if the reader wants no more of that choice."""
         if not self._began:
             self._began, self._first = True, strand.room
         self.cached_tokens = self._first.cached_tokens
@@ -181,8 +179,8 @@ class RequestStream:
                 return item
 
     async def _carry(self, strand: _Branch, cause: Cause, merged: Outbox[TokenBatch | Exception]) -> None:
-        """Read one branch (choices that share a room) to its end, and pass its tokens on to the reader. Used
-        if there are several."""
+        """Read the rooms of one branch (choices that share a room), one after the other, and put its tokens
+        into `merged`. Used if a request has several branches."""
         try:
             await self._open(strand, cause)
             while not self._going.isdisjoint(strand.choices):
@@ -233,8 +231,8 @@ class RequestStream:
         return False
 
     def _judged(self, strand: _Branch, failure: RoomFailed) -> Cause:
-        """Return why the room of a branch (choices that share a room) ended, if another room is to follow.
-        Raises RoomFailed if none follows."""
+        """Decide whether another room follows after the room of a branch (choices that share a room) has
+        ended. Return the cause of its end if so. Raises RoomFailed if none follows."""
         failed, cause, left_s = strand.room.entry, strand.room.cause, self.left_s()
         if cause is None or self._hung_up:
             raise failure
@@ -257,8 +255,8 @@ class RequestStream:
         return cause
 
     async def _open(self, strand: _Branch, cause: Cause) -> None:
-        """Open the next room of a branch (choices that share a room), after the present one ended for this
-        cause."""
+        """Open the next room of a branch (choices that share a room). `cause`: reason for which the present
+        room ended."""
         failed, left_s = strand.room.entry, self.left_s()
         request = self._request_of(strand)
         need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
@@ -302,7 +300,8 @@ class RequestStream:
         strand.room = self._follow(entry, request, max(self.left_s(), 0.0))
 
     def _without_another(self, strand: _Branch, cause: Cause, error: Exception) -> RoomFailed:
-        """Return the error for the reader of a request that would have gone on, but got no other room."""
+        """Return the error with which a request's stream ends, if the request could have continued but got no
+        other room."""
         why = str(error) or "no pair of workers had space in time"
         strand.over = True
         self._rooms.not_retried(strand.room.entry.id, why)
@@ -336,8 +335,8 @@ class RequestStream:
             self._rooms.resumed(since_ms, recomputed_tokens)
 
     def _request_of(self, strand: _Branch) -> Request:
-        """Return the rest of the request for one branch (choices that share a room), as a request for a new
-        room."""
+        """Return the unfinished part of the request for one branch (choices that share a room), as a request
+        for a new room. The tokens so far are its earlier output."""
         seeds = (self._request.sampling.seed, *self._request.further_seeds)
         seed, *further = [seeds[choice] for choice in strand.choices]
         output = tuple(self._outputs[strand.choices[0]])

@@ -25,8 +25,8 @@ GIVEN_UP: Final = {
     Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),
     Hangup.REQUEST_FAILED: (SIBLING_FAILED, NO_STATUS),
 }
-"""Cause and HTTP status to record for a request that is cancelled while it waits for its first room, by
-reason."""
+"""Text and HTTP status to record for a request that is cancelled while it waits for its first room, by the
+reason of the cancel."""
 
 
 class RoomBackend:
@@ -45,7 +45,7 @@ class RoomBackend:
         self._bounds = bounds
         self._limits = Limits(context_tokens, 0, 0)
         self._as_of = -1
-        """Number of changes to the workers at which the limits were computed last."""
+        """Value of the workers' counter of changes when the limits were last computed."""
 
     def limits(self) -> Limits:
         changes = self.rooms.registry.changes
@@ -110,7 +110,7 @@ class RoomBackend:
         self.rooms.history.refuse(request.request_id, why, status, clock.wall_ms(), waited_ms)
 
     def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
-        """Start the stream of one opened room. No other room is opened if it fails."""
+        """Start the stream of tokens of an opened room. If the room fails, no other is opened."""
         return self._drive(entry, request, self._timeout_s)
 
     def _drive(self, entry: RoomEntry, request: Request, timeout_s: float) -> RoomStream:

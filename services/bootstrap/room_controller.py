@@ -93,10 +93,11 @@ class RoomController:
         turn_ms: int = 0,
         load: WorkerLoad | None = None,
     ) -> None:
-        """Renew a worker's lease. Raises TurnStalled if its last turn is too long ago. Then its rooms go on
-        elsewhere.
+        """Renew a worker's lease. Raises TurnStalled if the worker's last turn is too long ago. In that case
+        its requests continue on other workers.
 
-        `census`, `load`: counts and load that the worker reports. `turn_ms`: time since its last turn ended.
+        `census`, `load`: numbers of rooms and pages, and load, as the worker reports them. `turn_ms`:
+        milliseconds since its last turn ended.
         """
         try:
             self.registry.renew(incarnation, self.clock.now_ms(), turn_ms)
@@ -110,10 +111,11 @@ class RoomController:
         self.admission.wake()
 
     def update_load(self, incarnation: Incarnation, load: WorkerLoad) -> None:
-        """Take a worker's report of its load. If it has more space than assumed, the queue is served SOON_S
-        later.
+        """Process a worker's report of its load. If the worker has more space than was assumed, the queue is
+        served after SOON_S.
 
-        A request whose room ended with this very message is in the queue by then, and gets its turn.
+        The message with the report may also have ended rooms. Because of the delay, the requests that
+        continue after these rooms are in the queue as well.
         """
         more = self.registry.update_load(incarnation, load, self.clock.now_ms())
         if more and self._waking is None:
@@ -179,8 +181,11 @@ class RoomController:
         log.warning("an exit was not believed", worker=name, pid=pid, why=why.value)
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
-        """Remove a worker that is gone. Its rooms end now, with that cause. `proof`: how its process is known
-        to be gone; None if it is not. `how`: way in which the worker was lost without a proof."""
+        """Remove a worker that is gone, and end its rooms with the cause `why`.
+
+        `proof`: evidence that its process has ended, or None. `how`: way in which the worker was lost, if
+        there is no proof.
+        """
         known = self.registry.holds_lease(incarnation)
         worker = self.registry.worker(incarnation) if known else None
         ended = 0 if worker is None else sum(_ends_with(worker, self.registry.get(r)) for r in worker.rooms)
@@ -211,8 +216,8 @@ class RoomController:
     # ---- rooms
 
     def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
-        """Call `on_end` with the cause when the room ends early, or at once if it already has. The caller is
-        about to call both workers."""
+        """Register a function that is called with the cause when the room ends early. If it has already
+        ended, the function is called at once. The caller is about to send the room to both workers."""
         self.registry.mark_delivered(room, self.registry.get(room).sides)
         cause = self.registry.get(room).cause
         if cause is None:
@@ -221,7 +226,7 @@ class RoomController:
             on_end(cause)
 
     def answered(self, room: RoomId, how: str = "") -> bool:
-        """Record that the client has its complete answer. Return False if the room had ended before."""
+        """Record that the client has its complete response. Return False if the room had already ended."""
         self.followers.pop(room, None)
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
@@ -232,7 +237,8 @@ class RoomController:
         return ended
 
     def stop(self, room: RoomId) -> None:
-        """End a room whose client has its complete answer before the workers know it. Stop the workers."""
+        """End a room on its workers, because its client already has the complete response. This happens when
+        a stop string is found, which workers do not look for."""
         cause = Cause(Reason.ANSWERED, "a stop string was reached")
         if self.answered(room, cause.text):
             self._send_over(self.registry.get(room), cause)
@@ -264,24 +270,27 @@ class RoomController:
             self.timelines.report(room, Moment.GIVEN_UP, "its caller drives it, and may open another room")
 
     def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
-        """End a room on the other worker, after one worker failed when the client already had the answer."""
+        """End a room on its other worker, after one worker failed. The client already had the response by
+        then."""
         if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
             self._send_over(entry, cause)
 
     def not_retried(self, room: RoomId, why: str) -> None:
-        """Record that no other room follows one that ended early, although the client wants more."""
+        """Record that no other room follows a room that ended early, although its client wants more
+        tokens."""
         self.timelines.report(room, Moment.NOT_RETRIED, why)
         with suppress(UnknownRoom):
             self.registry.index.failed(self.registry.get(room))
 
     def computed(self, entry: RoomEntry, side: Side, tokens: int) -> None:
-        """Count a room's prompt as computed by this side. `tokens`: its uncached tokens."""
+        """Count a room's prompt in the metrics as computed on this side. `tokens`: number of its tokens that
+        were not cached."""
         if not entry.canary:
             self._metrics.prompt_computed(side, tokens, computed_by(side, entry))
 
     def resumed(self, since_ms: int, recomputed_tokens: int) -> None:
-        """Record how long a request paused after its room was retracted at `since_ms`. Called at its next
-        token or its end."""
+        """Record how long a request paused after its room was retracted (preempted) at `since_ms`. Called
+        when its next token comes, or when it ends."""
         self._metrics.resumed((self.clock.now_ms() - since_ms) / 1000, recomputed_tokens)
 
     def side_retired(self, room: RoomId, side: Side) -> None:
@@ -293,8 +302,8 @@ class RoomController:
         self.admission.wake()
 
     def _note_pair(self, entry: RoomEntry, cause: Cause | None) -> None:
-        """Record for a room's pair of workers how the room ended. A room without a hand-over proves nothing
-        about their connection."""
+        """Record how a room ended, for the health of its pair of workers. A room without a hand-over shows
+        nothing about their connection."""
         if entry.pair is None or not all(map(self.registry.holds_lease, entry.pair)):
             return
         if self.registry.pairs.ended(entry.pair, cause, canary=entry.canary):
@@ -313,20 +322,22 @@ class RoomController:
                 self.streams.to(facts).cancel(entry.id, cause)
 
     def _is_needed(self, incarnation: Incarnation) -> bool:
-        """Return whether a worker still matters: it holds a lease, or has a room that is not retired."""
+        """Return whether the router still needs calls to this worker: it holds a lease, or has a room that is
+        not retired."""
         return self.registry.holds_lease(incarnation) or self.registry.has_open_rooms(incarnation)
 
     # ---- time
 
     async def keep_time(self, accepted_ms: Callable[[], int] | None = None) -> None:
-        """Call `look` regularly until cancelled. `accepted_ms`: returns the argument for each call."""
+        """Call `look` regularly until cancelled. `accepted_ms`: function that returns the argument of each
+        call."""
         while True:
             self.look(None if accepted_ms is None else accepted_ms())
             await asyncio.sleep(TICK_S)
 
     def look(self, accepted_ms: int | None = None) -> None:
-        """End expired leases and overdue rooms, and serve the queue. `accepted_ms`: see `accepted_until_ms`
-        of `Registry.expired`."""
+        """Do what is due now: end expired leases and overdue rooms, and serve the queue. `accepted_ms`: see
+        `accepted_until_ms` of `Registry.expired`."""
         now_ms = self.clock.now_ms()
         for incarnation in self.registry.expired(now_ms, accepted_ms):
             self.lose(incarnation, "its lease ran out", proof=None)
@@ -357,8 +368,8 @@ class RoomController:
 
 
 def _ends_with(worker: Worker, entry: RoomEntry) -> bool:
-    """Return whether a room ends because its worker is lost. Broken streams may have ended it before the
-    worker was known to be lost."""
+    """Return whether the loss of a worker ends this room. The room also counts if a broken stream has ended
+    it before the loss was known."""
     broke_off = entry.cause is not None and entry.cause.reason is LOST[worker.facts.side]
     return broke_off or (entry.phase is not RoomPhase.CLOSING and entry.needs(worker.facts.incarnation))
 

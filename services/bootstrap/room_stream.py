@@ -46,7 +46,7 @@ from baton.wire.errors import Draining, RemoteError, WrongIncarnation
 SIBLING_FAILED: Final = "another part of the request failed"
 OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DECODE_OUTCOME}
 LINGER_S: Final = 10.0
-"""Time for which the outcomes of both workers are awaited after a room has ended, in seconds."""
+"""Longest time in seconds to wait for the outcomes of both workers after a room has ended."""
 ROOT_S: Final = 1.0
 """Time for decode to report why it closed the room, after prefill reported the closing, in seconds. Decode
 sends its tokens before that."""
@@ -63,7 +63,7 @@ class RoomStream:
         self.cause: Cause | None = None
         """Cause for which the room failed; None while it has not."""
         self.reporter: Side | None = None
-        """Side that reported the room's failure. None if neither side did."""
+        """Side (prefill or decode) whose worker reported the room's failure. None if neither did."""
         self._rooms = rooms
         self.entry = entry
         trace = rooms.timelines.spans.trace_of(entry.id)
@@ -79,16 +79,17 @@ class RoomStream:
         self._streaming = False
         """Whether the first token was passed on to the reader."""
         self._counted = False
-        """Whether the prompt was counted in the metrics, for the side that computed it."""
+        """Whether the room's prompt was already counted in the metrics as computed."""
         self._accepted = False
         """Whether the prefill worker has accepted the room."""
         self._open_sides: set[Side] = set()
-        """Sides whose workers may send more messages about the room."""
+        """Sides (prefill, decode) from whose workers more messages about the room may come."""
         self._holding: set[Side] = set()
-        """Sides whose workers may hold the room, and so will report it retired."""
+        """Sides (prefill, decode) whose workers may have the room, and so will report it retired."""
         self._timer: asyncio.TimerHandle | None = None
         self._echo: asyncio.TimerHandle | None = None
-        """Timer that runs after prefill reported that decode closed the room, until decode reports why."""
+        """Timer that runs while decode's cause is awaited, after prefill reported that decode closed the
+        room."""
 
     def start(self) -> None:
         self._rooms.follow(self.entry.id, self._failed_outside)
@@ -107,8 +108,8 @@ class RoomStream:
         return batch
 
     def end_choice(self, choice: int) -> None:
-        """Pass no more tokens of one choice to the reader, and let decode draw no more of it. The last choice
-        ends the room."""
+        """Pass no more tokens of one choice on to the reader, and let decode sample no more of them. The room
+        ends with its last choice."""
         if choice not in self._merger.going:
             return
         self._merger.going.discard(choice)
@@ -134,7 +135,7 @@ class RoomStream:
 
     @property
     def _over(self) -> bool:
-        """Whether no more tokens are passed on to the reader."""
+        """Whether no more tokens are passed on, because each choice is complete or the room has ended."""
         return not self._merger.going
 
     # ---- the two sides
@@ -168,7 +169,7 @@ class RoomStream:
         )
 
     def on_reply(self, side: Side, reply: Any) -> None:
-        """Take a message about the room from the worker of one side."""
+        """Process a message about the room that came from its worker on one side."""
         try:
             self._take(side, reply)
         except Malformed as error:
@@ -247,7 +248,7 @@ class RoomStream:
             self.fail(cause, side)
 
     def on_broken(self, side: Side, error: RemoteError) -> None:
-        """Take the error of a worker that refused the room, or whose stream broke."""
+        """Process the error of the worker on one side: it refused the room, or its stream broke."""
         self._open_sides.discard(side)
         self.fail(self._cause_of(side, error), side)
         self._ended(side)
@@ -260,7 +261,7 @@ class RoomStream:
         self._leave_all()
 
     def _leave(self, side: Side) -> None:
-        """Stop listening to the worker of a side, and send it the end of the room."""
+        """Stop listening to the worker on one side of the room, and send it the room's end."""
         if side in self._open_sides:
             cause = self.entry.cause or ANSWERED
             self._rooms.streams.to(self.entry.worker(side)).leave(self.entry.id, cause)
@@ -275,8 +276,8 @@ class RoomStream:
         self._settle()
 
     def _settle(self) -> None:
-        """Finish once the room is over and neither worker sends more. A worker that never got the room
-        reports nothing, so its side is retired here."""
+        """Finish the room when it is over and neither worker sends more. For a worker that never got the
+        room, the room is recorded as retired here."""
         if not self._over or self._open_sides:
             return
         if self._timer is not None:
@@ -298,13 +299,14 @@ class RoomStream:
             self._offer(message)
 
     def _count(self, side: Side) -> None:
-        """Count the prompt in the metrics as computed by this side."""
+        """Count the room's prompt in the metrics as computed on this side."""
         if not self._counted:
             self._counted = True
             self._rooms.computed(self.entry, side, self._request.prefill_tokens - self.cached_tokens)
 
     def _offer(self, message: TokenMessage) -> None:
-        """Pass on those tokens of a message that were not passed on yet. Raises Malformed."""
+        """Pass on the tokens of a message that are new: the other worker has not sent their positions. Raises
+        Malformed."""
         try:
             batch = self._merger.take(message)
         except TokensLost as error:
@@ -324,8 +326,8 @@ class RoomStream:
         self._out.put(batch)
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
-        """Take a failure that one of the workers' streams shows. `teller`: side that reported it, None if
-        neither did."""
+        """End the room because of a failure that a worker's stream shows. `teller`: side whose worker
+        reported it. None if neither worker did."""
         if self._over:
             if teller is not None:
                 self._rooms.fail_rest(self.entry, cause)
@@ -341,7 +343,7 @@ class RoomStream:
             self._end()
 
     def _end(self) -> None:
-        """End the stream for its reader. The workers' outcomes are awaited for a while."""
+        """End the stream of tokens for its reader. The outcomes of the workers are awaited for LINGER_S."""
         self._merger.going.clear()
         for timer in (self._timer, self._echo):
             if timer is not None:

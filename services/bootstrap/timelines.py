@@ -36,11 +36,11 @@ class Timelines:
         self.spans.end(room)
 
     def line(self, name: Moment, detail: str = "") -> Event:
-        """Return a timeline line of the router's own, with the present time."""
+        """Return a timeline line in the router's name, with the present time."""
         return Event(self._clock.wall_ms(), BOOTSTRAP, name, detail, self._clock.host_us())
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        """Add a line of the router's own to a room's timeline and to its trace span."""
+        """Write a line into a room's timeline, in the router's name, and add it to the room's trace span."""
         self.spans.event(room, name, detail)
         self.record(room, self.line(name, detail))
 

@@ -14,11 +14,11 @@ from baton.wire.conversions import Malformed
 
 
 class TokensLost(Exception):
-    """Decode left out tokens of a choice, or sent more after the last one."""
+    """Error: decode left out tokens of a choice, or sent more after the last one."""
 
 
 class TokenMessage(NamedTuple):
-    """Tokens of one choice in one message from a worker."""
+    """Tokens of one choice that came in one message from a worker."""
 
     choice: int
     first: int
@@ -29,7 +29,8 @@ class TokenMessage(NamedTuple):
 
 
 class TokenMerger:
-    """Merger of one room's tokens: it passes each position on once, and stores tokens that have to wait."""
+    """Merger of the tokens that the two workers of a room send. It passes each position on once, and stores
+    tokens that have to wait."""
 
     def __init__(self, request: Request, decode: str, *, awaits_prefill: bool) -> None:
         """Make a merger without tokens. `decode`: name of the decode worker. `awaits_prefill`: whether to
@@ -37,21 +38,21 @@ class TokenMerger:
         self._request = request
         self._decode = decode
         self.given = len(request.output)
-        """Number of output tokens that earlier rooms of the request passed on. It is the same for each
-        choice."""
+        """Number of output tokens of each choice that earlier rooms of the request have passed on."""
         self.going = set(range(request.choices))
-        """Numbers of the choices that have more tokens to come."""
+        """Indices of the choices that are not complete yet."""
         self._next = [self.given] * request.choices
-        """Position of the next token to pass on in each choice's output, by choice."""
+        """Position of the next token to pass on in the output of each choice, by choice index."""
         self._scores: list[Score] = []
         """Log-probabilities of prompt tokens that prefill has reported and that were not passed on yet."""
         self._stored: list[TokenMessage] | None = [] if awaits_prefill else None
         """Messages of decode that wait for prefill's first token. None if they need not wait."""
 
     def store(self, message: TokenMessage) -> bool:
-        """Store a message of decode if prefill's first token is still awaited. Return False if it is not.
+        """Store a message of decode, if prefill's first token has to come before it. Return False if it need
+        not wait.
 
-        Raises Malformed if there are more messages than tokens to draw.
+        Raises Malformed if there are more messages than the request has tokens.
         """
         if self._stored is None:
             return False
@@ -61,17 +62,17 @@ class TokenMerger:
         return True
 
     def release(self) -> list[TokenMessage]:
-        """Return the stored messages of decode. No message is stored from now on."""
+        """Return the stored messages of decode, and store no more."""
         stored, self._stored = self._stored or [], None
         return stored
 
     def complete_in_store(self) -> set[int]:
-        """Return the numbers of the choices whose last token is in a stored message."""
+        """Return the indices of the choices whose last token is in a stored message."""
         return {message.choice for message in self._stored or () if message.finish is not None}
 
     def add_scores(self, first: int, scores: Sequence[Score]) -> None:
-        """Take log-probabilities of prompt tokens, from token `first` on. Raises Malformed if they leave a
-        gap, or are too many or too late."""
+        """Add log-probabilities of prompt tokens, from token index `first` on. Raises Malformed if they leave
+        a gap, or are too many or too late."""
         left = 0 if self._stored is None else self._request.scores - len(self._scores)
         if first != 1 + len(self._scores) or len(scores) > left:
             raise Malformed(f"scores from token {first} on, {left} were to come")

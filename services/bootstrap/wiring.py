@@ -55,7 +55,8 @@ log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 LAST_WORDS_S: Final = 2
-"""Time for clients whose requests are cut off at shutdown to receive the reason, in seconds."""
+"""Longest time in seconds for clients to receive the reason for which their requests are cut off at
+shutdown."""
 ROOM_ID_BITS: Final = 62
 
 

@@ -32,7 +32,7 @@ from baton.wire.service_role import ServiceRole
 log = Log(__name__)
 
 MESSAGE_BYTES: Final = 1 << 20
-"""Length of a message from which on further lines go into the next one, in bytes."""
+"""Length in bytes at which a message is full, so that further lines go into the next message."""
 OPEN_BYTES_MAX: Final = REQUEST_BYTES_MAX - 64
 """Longest request of one room, in bytes. A longer message would break the stream, with all rooms on it."""
 
@@ -45,14 +45,15 @@ Open: TypeAlias = inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest
 
 
 class RoomListener(Protocol):
-    """Object that gets the messages about one room from the streams of its workers."""
+    """Object whose methods are called with the messages about one room from its workers."""
 
     def on_reply(self, side: Side, reply: Any) -> None:
-        """Take a message about the room from the worker of a side. No message follows an outcome."""
+        """Process a message about the room that came from its worker on this side. No message follows an
+        outcome."""
 
     def on_broken(self, side: Side, error: RemoteError) -> None:
-        """Take the error of a worker that refused the room, or whose stream broke. No message of that worker
-        follows."""
+        """Process the error of the worker on this side: it refused the room, or its stream broke. No message
+        of the worker follows."""
 
 
 class WorkerStreams:
@@ -81,25 +82,25 @@ class WorkerStreams:
         return link
 
     def forget(self, incarnation: Incarnation, room: RoomId) -> None:
-        """Record that a worker holds nothing of a room any more."""
+        """Record that a worker has nothing of a room any more."""
         link = self._links.get(incarnation)
         if link is not None:
             link.forget(room)
 
     def drop(self, incarnation: Incarnation) -> None:
-        """Close the stream to a worker that is gone."""
+        """Close the stream to a worker that is gone, and forget it."""
         link = self._links.pop(incarnation, None)
         if link is not None:
             link.close()
 
     def rooms(self) -> int:
-        """Return the number of rooms that are open or whose end is not sent yet. A room on two workers counts
-        twice."""
+        """Return the number of rooms that are open, or whose end is still to be sent. A room counts once for
+        each of its workers."""
         return sum(len(link) for link in self._links.values())
 
     def over(self) -> int:
-        """Return the number of ended rooms that their workers may still hold. A room on two workers counts
-        twice."""
+        """Return the number of ended rooms that workers may still have. A room counts once for each of its
+        workers."""
         return sum(link.over for link in self._links.values())
 
     def close_unused(self, needed: Callable[[Incarnation], bool]) -> None:
@@ -131,11 +132,12 @@ class WorkerStream:
         self._listeners: dict[RoomId, RoomListener] = {}
         self._opening: deque[Open] = deque()
         self._ending: deque[tuple[RoomId, int]] = deque()
-        """Choices that the worker is to draw no more of, as (room, choice), not sent yet."""
+        """Choices whose end is still to be sent to the worker, as (room, choice). The worker samples no more
+        tokens of them then."""
         self._over: dict[RoomId, Cause] = {}
         """Ended rooms that the worker may still hold, with their causes."""
         self._unsent: deque[RoomId] = deque()
-        """Ended rooms whose end was not sent on the present stream yet."""
+        """Ended rooms whose end has not been sent on the present stream yet."""
         self._news = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._pause_s = RETELL_S
@@ -148,8 +150,8 @@ class WorkerStream:
         return len(self._over)
 
     def open(self, request: Open, hearer: RoomListener) -> None:
-        """Send the worker a new room. `hearer`: listener that is called with messages about it, never before
-        this returns."""
+        """Send a new room to the worker. `hearer`: listener for messages about the room. It is never called
+        before this function returns."""
         room = RoomId(request.room)
         length = request.ByteSize()
         if length > OPEN_BYTES_MAX:
@@ -162,30 +164,30 @@ class WorkerStream:
         self._start()
 
     def end_choice(self, room: RoomId, choice: int) -> None:
-        """Stop the worker from drawing more tokens of one choice of a room. The other choices go on."""
+        """Let the worker sample no more tokens of one choice of a room. The room's other choices continue."""
         if room in self._listeners:
             self._ending.append((room, choice))
             self._start()
 
     def cancel(self, room: RoomId, cause: Cause) -> None:
-        """Send the worker the end of a room, once, even if another process opened the room."""
+        """Send the end of a room to the worker, once. The room may have been opened by another process."""
         if room not in self._over:
             self._over[room] = cause
             self._unsent.append(room)
             self._start()
 
     def leave(self, room: RoomId, cause: Cause) -> None:
-        """Remove a room's listener, and send the worker the room's end. Has no effect without a listener."""
+        """Remove the listener of a room, and send the room's end to the worker. Does nothing if the room has
+        no listener."""
         if self._listeners.pop(room, None) is not None:
             self.cancel(room, cause)
 
     def forget(self, room: RoomId) -> None:
-        """Record that the worker holds nothing of the room any more, so that its end need not be sent
-        again."""
+        """Record that the worker has nothing of the room any more. The room's end need not be sent again."""
         self._over.pop(room, None)
 
     def close(self) -> None:
-        """End the stream, and send nothing more. Listeners of rooms get an error."""
+        """End the stream and send nothing more. The listeners of its rooms get an error."""
         self._over.clear()
         self._break(RemoteError(grpc.StatusCode.CANCELLED, "", "the stream to it was closed"))
         if self.task is not None:
@@ -201,7 +203,7 @@ class WorkerStream:
             self.task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
 
     async def _run(self) -> None:
-        """Run one stream after another, as long as there is something to send."""
+        """Run one gRPC stream after another, as long as there is something to send to the worker."""
         try:
             while True:
                 await self._stream()

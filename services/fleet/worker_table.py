@@ -349,7 +349,7 @@ class WorkerTable:
         self._leases.move_to_end(worker.facts.incarnation)
 
     def _changed(self, worker: Worker) -> None:
-        """Record that the state of a worker changed, in the orders of its side."""
+        """Update the rankings of a worker's side, because the worker's state changed."""
         self.sides[worker.facts.side].changed(worker)
 
     def _loaded(self, worker: Worker) -> None:

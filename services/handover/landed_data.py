@@ -70,7 +70,8 @@ class LandedData(HandOverSide[R, ReceiverRequest]):
         return False
 
     def poll(self, room: R) -> bool:
-        """Read a room's metadata slot if it is sealed. Return True if it is sealed or has wrong data.
+        """Check a room's metadata slot, and read the record if the slot is sealed. Return True if it is
+        sealed or has wrong data.
 
         A seal of another room or generation, or a broken record, ends the room (`stale-never-served`).
         """

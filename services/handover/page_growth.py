@@ -27,8 +27,8 @@ R = TypeVar("R", bound=ReceivingRoom)
 
 
 class Space(NamedTuple, Generic[R]):
-    """Outcome of reserving pages for the rows of the next decode step. A row is the part of the step of one
-    choice."""
+    """Outcome of reserving pages for the rows of the next decode step. Each row belongs to one choice of a
+    room."""
 
     computed: Sequence[int]
     """Indices of the rows that can be computed: all their pages are reserved, and their rooms are not

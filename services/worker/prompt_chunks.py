@@ -39,7 +39,7 @@ to be quicker."""
 
 
 class PromptRoom(Protocol):
-    """Room whose prompt has to be computed, and the earlier output that the room continues."""
+    """Room whose known tokens, its prompt and earlier output, still have to be computed."""
 
     @property
     def request(self) -> Request: ...

@@ -56,21 +56,21 @@ class Admission:
         queue_timeout_ms: int,
         max_wait_ms: int | None = None,
     ) -> None:
-        """Make it with an empty queue. `max_wait_ms`: longest expected wait of a new request before it is
-        rejected at once; None: as `queue_timeout_ms`, which ends every wait."""
+        """Make an admission with an empty queue. `max_wait_ms`: longest expected wait with which a new
+        request is accepted. None: `queue_timeout_ms`, which ends every wait."""
         self._registry = registry
         self._clock = clock
         self._timelines = timelines
         self._metrics = metrics
         self._queue_timeout_ms = queue_timeout_ms
         self.expected = WaitEstimator(queue_timeout_ms, max_wait_ms)
-        """Estimates of how long requests wait. Streams of rooms report their progress here."""
+        """Estimator of how long requests will wait. Streams of rooms report their progress to it."""
         self._line: FairQueue[WaitingRequest] = FairQueue()
         self._ready_wait = ReadyWait()
         """Requests whose room failed and that wait until a side has a ready worker again."""
         self._bounds = QueueBounds(self._line, self.expected, self._ready_wait, max_queue)
         self.retrying: Counter[RoomId] = Counter()
-        """Number of requests that look for their next room, by id of the room that ended."""
+        """Number of requests that are looking for their next room, by the id of the room that ended."""
         self.promises = DecodePromises()
         self._outlook: Hashable = None
         """Value of `Registry.outlook` at the last scan of the queue. Requests that no worker can hold are
@@ -132,13 +132,13 @@ class Admission:
         return entry
 
     def open_on(self, request_id: str, pair: Pair, need: Need) -> RoomEntry:
-        """Open a canary's room on exactly this pair, or on this decode worker alone."""
+        """Open the room of a canary (test request) on this pair, or this decode worker alone."""
         entry = self._registry.open_room(request_id, pair, need, self._clock.now_ms(), canary=True)
         self._timelines.report(entry.id, Moment.OPENED, f"canary {entry.where}")
         return entry
 
     def discard(self, entry: RoomEntry) -> None:
-        """Close a room that was sent to no worker, because its client is gone."""
+        """Close a room that was opened, but sent to no worker, because the client is gone."""
         cause = Cause(Reason.CLIENT_GONE, "gone while queued")
         self.expected.ended(entry.id, is_over=False)
         self._registry.end(entry.id, cause, self._clock.now_ms())
@@ -155,7 +155,7 @@ class Admission:
         return self._registry.drain(incarnation, self.promises.count(incarnation))
 
     def wake(self) -> None:
-        """Serve the queue, because a worker may have become ready, have space, or be gone."""
+        """Scan the queue, because a worker may have become ready, have space, or be gone."""
         if self._ready_wait.total():
             self._ready_wait.wake(
                 self._registry.outlook(self._clock.now_ms()), force=self._ending is not None
@@ -174,12 +174,12 @@ class Admission:
         return 1 if away_ms is None else min(max(-(-away_ms // 1000), 1), RETRY_AFTER_S_MAX)
 
     def close(self, why: Cause) -> None:
-        """Open no more rooms. Waiting requests are refused with the reason."""
+        """Open no more rooms. All waiting requests are refused with the given reason."""
         self._ending = why
         self.wake()
 
     def queued(self) -> int:
-        """Return the number of requests that wait for a pair of workers."""
+        """Return the number of requests in the queue for a pair of workers."""
         return len(self._line) + self._ready_wait.total()
 
     def queued_by_class(self) -> Counter[int]:
@@ -215,8 +215,8 @@ class Admission:
         self.expected.look(self._clock.now_ms(), len(self._line), self._line.in_class)
 
     def _ahead(self, claim: QueueKey) -> QueuedWork:
-        """Return the work before a new request. Requests that wait for a ready worker are counted as if they
-        were as large as the new one."""
+        """Return the number and the work of the requests that are served before a new one. Requests that wait
+        for a ready worker count as if they had the size of the new one."""
         ahead, hoping = self._line.ahead(claim), self._ready_wait.total()
         return ahead._replace(all=ahead.all + hoping, tokens=ahead.tokens + hoping * claim.tokens)
 
@@ -273,8 +273,8 @@ class Admission:
             self._registry.release_reserved()
 
     def _serve_back(self) -> None:
-        """Open rooms on draining workers for requests whose rooms these workers retracted, if the scan of the
-        queue did not reach them. Requests before them may not go to a draining worker."""
+        """Open rooms on draining workers for those queued requests whose rooms these workers retracted.
+        Called after a scan of the queue, for requests that it did not reach."""
         for incarnation in self._registry.accepting_retracted():
             for one in self.promises.unseen(incarnation, LOOKED_AT_MAX):
                 self._serve(one)
@@ -287,8 +287,8 @@ class Admission:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
     def _serve(self, one: QueueEntry[WaitingRequest]) -> NoCapacity | None:
-        """Open the room of a queued request, or refuse the request. Return the error that says why it has to
-        wait longer, or None."""
+        """Open the room of a queued request, or refuse the request, and return None. If no pair has space for
+        it, return the error that says what is lacking."""
         waiting = one.waiting
         try:
             entry = self._open(waiting.request, self._pair(waiting.request))
@@ -353,8 +353,8 @@ class Admission:
             raise
 
     def _pair(self, request: PlacementRequest) -> Pair:
-        """Return the best pair of workers. Raises NoCapacity, and NoSuchWorker if waiting in the queue does
-        not help."""
+        """Return the best pair of workers for a request. Raises NoCapacity if waiting in the queue helps, and
+        NoSuchWorker if it does not."""
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
         retry = request.retry

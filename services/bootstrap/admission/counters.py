@@ -10,7 +10,7 @@ K = TypeVar("K")
 
 @contextmanager
 def one_more(counts: Counter[K], key: K) -> Iterator[None]:
-    """Add one to a key's count for the duration of a `with` block. A key with count zero is removed."""
+    """Count one more for a key, during a `with` block. A key whose count is zero is removed."""
     counts[key] += 1
     try:
         yield

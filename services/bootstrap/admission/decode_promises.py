@@ -16,49 +16,51 @@ class DecodePromises:
 
     def __init__(self) -> None:
         self.rooms: dict[RoomId, Incarnation] = {}
-        """Decode worker of each room that ended early, by room, until its reader wants the next room."""
+        """Decode worker of each room that ended early, by room id. An entry stays until the room's request
+        looks for its next room or gives up."""
         self.queued: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
-        """Queued requests by the decode worker that retracted their rooms, and by serial number; the first to
-        come first."""
+        """Queued requests whose rooms a decode worker retracted, by the worker's incarnation and then by
+        serial number. The oldest is first."""
         self._paused: Counter[Incarnation | None] = Counter()
-        """Number of requests that look for their next room, by the decode worker that retracted the last
-        one."""
+        """Number of requests that are looking for their next room now, by the decode worker that retracted
+        their last one."""
 
     def add(self, entry: RoomEntry) -> None:
-        """Record that a room ended early, and that its request may continue on the same decode worker. The
-        worker waits until the request looks for its next room or gives up."""
+        """Record that a room has ended early, and that its decode worker has to stay for its request. The
+        worker stays until the request looks for its next room or gives up."""
         self.rooms[entry.id] = entry.decode.incarnation
 
     def withdraw(self, room: RoomId) -> None:
-        """Record that the request of an ended room looks for its next room, or gives up. The draining decode
-        worker of that room no longer waits for it."""
+        """Record that a draining decode worker no longer has to stay for a room's request. The request now
+        looks for its next room, or gives up."""
         self.rooms.pop(room, None)
 
     def count(self, incarnation: Incarnation) -> int:
-        """Return the number of requests that a draining decode worker has to wait for."""
+        """Return the number of requests for which a draining decode worker has to stay."""
         unread = sum(each == incarnation for each in self.rooms.values())
         return self._paused[incarnation] + unread
 
     def pause(self, incarnation: Incarnation | None) -> AbstractContextManager[None]:
-        """Let a draining worker wait for a request during a `with` block, in which the request looks for its
-        next room."""
+        """Count a request as one for which the decode worker has to stay, during a `with` block. In the
+        block, the request looks for its next room."""
         return one_more(self._paused, incarnation)
 
     def enter(self, incarnation: Incarnation | None, one: QueueEntry[WaitingRequest]) -> None:
-        """Record that a request is queued whose room this worker retracted. With None, no worker did."""
+        """Record that a request has entered the queue, whose last room the worker `incarnation` retracted.
+        With None, nothing is recorded."""
         if incarnation is not None:
             self.queued.setdefault(incarnation, {})[one.number] = one
 
     def leave(self, incarnation: Incarnation | None, one: QueueEntry[WaitingRequest]) -> None:
-        """Record that a request whose room this worker retracted has left the queue."""
+        """Record that a request whose room this worker retracted is no longer in the queue."""
         if incarnation is not None:
             del self.queued[incarnation][one.number]
             if not self.queued[incarnation]:
                 del self.queued[incarnation]
 
     def unseen(self, incarnation: Incarnation, most: int) -> list[QueueEntry[WaitingRequest]]:
-        """Return up to `most` queued requests that this worker retracted and that the present scan of the
-        queue did not reach."""
+        """Return queued requests whose rooms this worker retracted, and which the present scan of the queue
+        did not reach. At most `most` are returned."""
         queued = self.queued.get(incarnation, {}).values()
         return list(
             islice((one for one in queued if not (one.is_skipped or one.waiting.opened.done())), most)

@@ -16,11 +16,11 @@ from baton.rooms.trace import TraceContext
 
 
 class QueueFull(Exception):
-    """The queue for workers is full, so the request is rejected."""
+    """Error: the request is rejected, because the queue for workers is full."""
 
 
 class NotInTime(QueueFull):
-    """The request is rejected: with the work before it, it would wait longer than it may."""
+    """Error: the request is rejected, because it is expected to wait longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,25 @@ class Retry:
     room: RoomId
     reason: Reason
     avoid: frozenset[Incarnation]
-    """Incarnations of the workers that get the request only if there are no others."""
+    """Incarnations of workers on which the request is placed only if there are no others."""
     wait_s: float | None
-    """Longest wait for a side to get a ready worker, in seconds. None: as long as the caller waits."""
+    """Longest time in seconds for which the request waits until a side has a ready worker. None: as long as
+    the caller waits."""
     pause_s: float = 0.0
-    """Pause before the request is placed again, in seconds."""
+    """Seconds to wait before the request is placed on workers again."""
     fit_before: bool = True
-    """Whether the workers of the request's last room could hold the request as it is now."""
+    """Whether the workers of the request's last room could hold the request in its present length."""
     margin: int = 0
-    """Number of KV positions that have to be free on decode, in addition to those with which the room
-    begins."""
+    """Number of KV positions that have to be free on decode when the request's next room begins, in addition
+    to those that it takes."""
     returns_to: Incarnation | None = None
     """Decode worker that retracted the request's last room, or retracted an earlier one and had the last. It
     serves the request to its end even while it drains."""
 
     @property
     def is_attempt(self) -> bool:
-        """Whether the last room failed. A retracted room has not."""
+        """Whether the request's last room failed, so that it counts as an attempt. A retracted (preempted)
+        room has not failed."""
         return REASONS[self.reason].is_attempt
 
 
@@ -56,7 +58,7 @@ class PlacementRequest:
     need: Need
     retry: Retry | None
     prompt: Sequence[int]
-    """Prompt tokens of the request. Empty once they are hashed, which is done once."""
+    """Prompt token ids of the request, from which the prefix hashes are computed. Empty after that."""
     salt: int
     trace: TraceContext | None
     claim: QueueKey
@@ -69,7 +71,8 @@ class WaitingRequest:
     request: PlacementRequest
     opened: asyncio.Future[RoomEntry]
     queued: Event | None = None
-    """Line QUEUED for the timeline of the request's room; None before the request waits."""
+    """Timeline line (event QUEUED) that the request's later room begins with. None before the request
+    waits."""
     reserved: Incarnation | None = None
     """Decode worker that the last scan of the queue reserved for the request. None if there was none."""
 

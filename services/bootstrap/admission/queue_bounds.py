@@ -68,7 +68,8 @@ class QueueBounds:
         return not retry.is_attempt or others < self._max_queue
 
     def reject_late(self) -> None:
-        """Reject the newest requests of the lowest class while the last one's expected wait is too long.
+        """Reject requests, the newest of the lowest class first, as long as the last one is expected to wait
+        too long.
 
         Such requests were accepted before the throughput was known, or before it fell.
         """
@@ -85,7 +86,8 @@ class QueueBounds:
                 last.waiting.opened.set_exception(not_in_time(wait_ms, everybody.all - 1))
 
     def _reject_last(self, claim: QueueKey) -> None:
-        """Reject a request of a lower class in favour of a newcomer. Raises QueueFull if there is none."""
+        """Reject the last request of a lower class, to make space in the queue for a new one. Raises
+        QueueFull if there is none."""
         last = self._line.last()
         if last is None or last.claim.priority <= claim.priority:
             raise QueueFull(f"the queue for workers is full: {counted(len(self._line) - 1, 'request')}")

@@ -15,10 +15,11 @@ class ReadyWait:
     def __init__(self) -> None:
         self._waiting: Counter[tuple[int, Side | None]] = Counter()
         self._outlook: Hashable = None
-        """Value of `Registry.outlook` when the waiting requests looked for a worker last. They look again
-        when it changes."""
+        """Value of `Registry.outlook` when the waiting requests last looked for a worker. When it changes,
+        they look again."""
         self._news = asyncio.Event()
-        """Event that is set for a moment when a worker may have become ready."""
+        """Event that is set for a moment to wake all waiting requests, when a worker may have become
+        ready."""
 
     def total(self) -> int:
         """Return the number of requests that wait for a ready worker."""
@@ -55,8 +56,8 @@ class ReadyWait:
             return True
 
     def wake(self, outlook: Hashable, *, force: bool) -> None:
-        """Let all waiting requests look for a worker again if `outlook` has changed (`Registry.outlook`).
-        `force`: do so in any case."""
+        """Let all waiting requests look for a worker again, if `outlook` (the value of `Registry.outlook`)
+        has changed. `force`: do so in any case."""
         if outlook != self._outlook or force:
             self._outlook = outlook
             self._news.set()

@@ -44,7 +44,7 @@ class AlignedClock:
         return round(self._placed(event) - self._begin, 3)
 
     def _placed(self, event: Event) -> float:
-        """Return the time of an event on the router's time of day, in milliseconds."""
+        """Return the time of an event in milliseconds, as a time of day of the router's host."""
         if self._own is not None and self.shared.get(event.source):
             return event.host_us / 1000 + self._own
         return event.wall_ms + self._moved.get(event.source, 0.0)

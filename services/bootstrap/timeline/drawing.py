@@ -47,8 +47,8 @@ BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
         Moment.RETRACTED: (Activity.CLOSE, "needs the pages for older rooms; gives back"),
     },
 }
-"""Timeline lines that begin a bar, and end the bar before: activity and text of the bar, by event and
-role."""
+"""Events that begin a bar in the drawing, with the bar's activity and text, by role of the lane. The bar
+before ends there."""
 
 LINKS: Final = (
     ("room", BOOTSTRAP, Moment.OPENED, Side.PREFILL.value, Moment.ACCEPTED),
@@ -60,7 +60,7 @@ LINKS: Final = (
 
 
 def bars_of(entry: RoomEntry, lines: Sequence[Line], lanes: Sequence[Lane]) -> Iterator[Bar]:
-    """Yield the bars of one room in the drawing, without those of the client's lane."""
+    """Yield the bars that the drawing has for one room, except those in the client's lane."""
     ended_ms = max(line.at_ms for line in lines) if entry.phase is RoomPhase.RETIRED and lines else None
     for lane in lanes:
         leader = BOOTSTRAP if lane.role == BOOTSTRAP else lane.worker
@@ -109,18 +109,20 @@ ENDED: Final = (Activity.CLOSE, "")
 ENDED_EARLY: Final = (Moment.FAILED, Moment.RETRACTED)
 Named = TypeVar("Named", Line, Event)
 LAST_WORDS: Final = (*BETWEEN, Moment.FAILED)
-"""Events that end a request, as lines of its last room. If there are several, the first listed counts."""
+"""Events that end a request. The router writes them into the timeline of its last room. If there are several,
+the first of this list counts."""
 
 
 def last_word(lines: Iterable[Named]) -> Named | None:
-    """Return the router's line, among those of a request's last room, that ended the client's wait."""
+    """Return the line that ended the client's wait, among the router's lines of a request's last room. None
+    if there is none."""
     words = [each for each in lines if each.name in LAST_WORDS]
     return next((each for name in LAST_WORDS for each in words if each.name == name), None)
 
 
 def _seen(line: Line, *, reading: bool) -> Begin | None:
-    """Return what the client does after a line of the router, as activity and text. None if the line changes
-    nothing for it."""
+    """Return what the client does after a line of the router: the activity, and its text in the drawing. None
+    if the line changes nothing."""
     match line.name:
         case Moment.QUEUED | Moment.OPENED if not reading:
             return Activity.WAIT, "waits for the first token"

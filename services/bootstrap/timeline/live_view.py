@@ -27,11 +27,11 @@ FAILED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of a request, for the list of requests."""
+    """Summary of one request, as the list of requests shows it."""
 
     request_id: str
     room: str
-    """Id of the request's last room; empty if it had none."""
+    """Id of the request's last room. Empty if the request has had none."""
     rooms: int
     state: State
     begun_wall_ms: int

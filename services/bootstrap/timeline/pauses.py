@@ -17,8 +17,8 @@ class Pause:
     room: str
     """Id of the retracted room that began the pause."""
     ms: float
-    """Length of the pause in milliseconds: until each of its unfinished choices had its next token, or so
-    far."""
+    """Length of the pause in milliseconds. It ends when each of the room's unfinished choices has its next
+    token, or now."""
 
 
 def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) -> list[Pause]:
@@ -38,7 +38,8 @@ def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) 
     within: set[str] = set()
 
     def end_ms(room: str, *words: Moment) -> float:
-        """Return when the choices of this room had their next token, or their end, in milliseconds."""
+        """Return the time, in milliseconds, at which the choices of this room had their next token or
+        ended."""
         within.add(room)
         if told := [written[room, word] for word in (*words, *BETWEEN) if (room, word) in written]:
             return min(told)

@@ -134,11 +134,11 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
 
 
 UNPAUSED: Final[Mapping[str, State]] = {Moment.NOT_RETRIED: State.FAILED, Moment.GIVEN_UP: State.GONE}
-"""State of a request whose last room was retracted, by the event that ended the request."""
+"""Final state of a request whose last room was retracted (preempted), by the event that ended the request."""
 
 
 def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
-    """Return why a request was not answered, or None if it was."""
+    """Return the cause for which a request was not answered, or None if it was answered."""
     if state is State.ANSWERED:
         return None
     if state is State.FAILED and was_retracted(last):
@@ -152,7 +152,7 @@ def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
 
 
 def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:
-    """Return when the client got its last message, in milliseconds since the timeline's begin."""
+    """Return when the client got its last message, in milliseconds since the first line of the timeline."""
     end = last_word(line for line in lines if line.lane == BOOTSTRAP and line.room == str(last.id))
     return now_ms if end is None else end.at_ms
 
@@ -175,7 +175,7 @@ def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
 
 
 def _passed_on(lines: Sequence[Line]) -> str:
-    """Return what the client got of the answer, as text."""
+    """Return a text that says how many tokens the client got."""
     rooms = sum(line.name == Moment.ANSWERED for line in lines)
     if rooms > 1:
         return f"its choices ended in {rooms} rooms"
@@ -183,7 +183,7 @@ def _passed_on(lines: Sequence[Line]) -> str:
 
 
 def _detail(lines: Sequence[Line | Event], name: Moment) -> str:
-    """Return the detail of the last line of this event that has a detail, or an empty text."""
+    """Return the detail text of the last line with this event and a detail. Return "" if there is none."""
     return next((line.detail for line in reversed(lines) if line.name == name and line.detail), "")
 
 

@@ -24,14 +24,15 @@ ROOM: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
 ROOMS_PER_REQUEST_MAX: Final = 64
 OTHERS_MAX: Final = 32
 SEARCHED_MAX: Final = 10_000
-"""Most rooms in which a part of an id is searched, the newest first. A whole id is found in any room
+"""Number of rooms, the newest, in which a part of an id is searched. A whole id is found in any room
 (`find`)."""
 
 BETWEEN: Final = (Moment.ANSWERED, Moment.NOT_RETRIED, Moment.GIVEN_UP)
-"""Events that end a request while it has no open room."""
+"""Events that end a request after its last room has ended."""
 
 Chain = list[RoomEntry]
-"""Rooms of one request, the first room first. The last one in the list shows the request's state."""
+"""List of all rooms of one request, the oldest first. The last entry is the room that shows the request's
+state."""
 
 
 class RetryChains:
@@ -80,7 +81,8 @@ class RetryChains:
             return None
 
     def _chains(self, entries: Iterable[RoomEntry], limit: int) -> list[Chain]:
-        """Return the chains that contain the rooms `entries`, `limit` at most."""
+        """Return the chains that contain at least one of the rooms `entries`, newest first, `limit` at
+        most."""
         chains: dict[RoomId, Chain] = {}
         for entry in entries:
             first = self._first(entry)
@@ -91,7 +93,8 @@ class RetryChains:
         return sorted(chains.values(), key=lambda chain: max(each.id for each in chain), reverse=True)
 
     def _first(self, entry: RoomEntry) -> RoomEntry:
-        """Return the first room of the request to which this room belongs, as far back as rooms are known."""
+        """Return the first room of the request to which a room belongs. If earlier rooms are forgotten,
+        return the first one that is known."""
         while entry.retry_of is not None:
             try:
                 entry = self._registry.get(entry.retry_of)
@@ -100,7 +103,8 @@ class RetryChains:
         return entry
 
     def _from(self, first: RoomEntry) -> Chain:
-        """Return the room `first` and all rooms that continue it. If there are too many, only the newest."""
+        """Return the room `first` and all rooms that continue it, directly or indirectly. If there are too
+        many, only the newest are returned."""
         rooms, ends = [first], []
         for entry in rooms:
             after = self._index.after(entry.id)

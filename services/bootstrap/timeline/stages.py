@@ -26,8 +26,8 @@ STAGES: Final = (
     ("decode admits", (D, Moment.LANDED), (D, Moment.ADMITTED), False),
     ("decodes", (D, Moment.ADMITTED), (D, Moment.FINISHED), False),
 )
-"""Stages of a room with a hand-over: text, begin, end, and whether the stage is before the first token. Those
-before the first token follow each other without a gap."""
+"""Stages of a room with a hand-over. Each has a text, the events at its begin and end with their sides, and
+whether it counts towards the time to the first token. Those that do follow each other without a gap."""
 
 LOCAL_STAGES: Final = (
     ("waits for workers", (B, Moment.QUEUED), (B, Moment.OPENED), True),

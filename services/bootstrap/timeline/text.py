@@ -78,7 +78,7 @@ def _paused(pauses: Sequence[Pause]) -> str:
 
 
 def _rooms(rooms: Sequence[RoomEntry]) -> str:
-    """Return a sentence about the failed rooms before the last one, or an empty text."""
+    """Return a sentence about the rooms that failed before the last one. Empty if there are none."""
     failed = [entry for entry in rooms[:-1] if entry.cause is not None and not was_retracted(entry)]
     if not failed:
         return ""

@@ -12,21 +12,21 @@ class State(StrEnum):
     """State of a request in its timeline: where it is, or how it ended."""
 
     QUEUED = "queued"
-    """The request waits: no pair of workers has had space for it yet."""
+    """State of a request that waits, because no pair of workers has had space for it yet."""
     PREFILL = "prefill"
-    """The request has a room, and its client waits for the first token."""
+    """State of a request that has a room, and whose client waits for the first token."""
     STREAMING = "streaming"
     RETRYING = "retrying"
-    """The request's room failed, and it may go on in another room."""
+    """State of a request whose room failed, and which may continue in another room."""
     PAUSED = "paused"
-    """The request's room was retracted since its worker needed the pages. The request goes on in another
-    room."""
+    """State of a request whose room was retracted, because its worker needed the pages. The request continues
+    in another room."""
     ANSWERED = "answered"
     FAILED = "failed"
     GONE = "gone"
-    """The request's client hung up."""
+    """State of a request whose client hung up."""
     REFUSED = "refused"
-    """The request was refused before it had a room."""
+    """State of a request that was refused before it had a room."""
 
 
 OVER: Final = frozenset({State.ANSWERED, State.FAILED, State.GONE, State.REFUSED})
@@ -36,21 +36,21 @@ class LineKind(StrEnum):
     """Kind of a timeline line, which decides how the line is drawn."""
 
     EVIDENCE = "evidence"
-    """Line about a fact that one rank observed."""
+    """Kind of a line about a fact that one rank observed."""
     VOTE = "vote"
-    """Line about the vote of one rank, written if the ranks voted differently."""
+    """Kind of a line about the vote of one rank, which is written if the ranks voted differently."""
     MOVE = "move"
-    """Line about a step in the room's life that all ranks of a worker, or the router, made."""
+    """Kind of a line about a move of the room that all ranks of a worker, or the router, made."""
     SEAL = "seal"
     TOKEN = "token"  # noqa: S105 - a kind of line
-    """Line about the first token: that it is drawn, or passed on."""
+    """Kind of a line about the first token: it was sampled, or passed on to the client."""
     FAILURE = "failure"
     END = "end"
     NOTE = "note"
 
 
 class Activity(Enum):
-    """What a lane's worker or client does during a bar of the drawing."""
+    """Activity of a worker or of the client, as a bar in the drawing of a timeline shows it."""
 
     WAIT = "wait"
     COMPUTE = "compute"
@@ -58,12 +58,13 @@ class Activity(Enum):
     AGREE = "agree"
     STREAM = "stream"
     STALL = "stall"
-    """The client's stream pauses because its room failed."""
+    """Activity: the client's stream stands still, because its room failed."""
     PAUSE = "pause"
-    """The client's stream pauses because its room was retracted: the worker needed the pages."""
+    """Activity: the client's stream stands still, because its room was retracted for its pages."""
     CLOSE = "close"
     KEPT = "kept"
-    """The room has failed, and its memory stays reserved until nothing can be written to it any more."""
+    """Activity: the room has failed, and the worker keeps its memory reserved until nothing can be written to
+    it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Bar:
     text: str
     from_ms: float
     to_ms: float | None
-    """Time at which the bar ends, in milliseconds; None while it goes on."""
+    """Time at which the bar ends, in milliseconds since the first line. None while it continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class RequestStep:
     text: str
     ms: float
     first_token: bool
-    """Whether the stage is part of the time to the first token."""
+    """Whether the stage counts towards the time to the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class CauseInfo:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One of the rooms that a request had, as part of its timeline."""
+    """One of a request's rooms, as the request's timeline lists it."""
 
     room: str
     phase: str
@@ -161,7 +162,7 @@ class RequestTimeline:
     cause: CauseInfo | None
     begun_wall_ms: int
     total_ms: float
-    """Time until the request ended, or until now, in milliseconds."""
+    """Milliseconds from the request's first line until its end, or until now."""
     first_token_ms: float | None
     attempts: list[Attempt]
     lanes: list[Lane]
@@ -170,6 +171,7 @@ class RequestTimeline:
     stages: list[RequestStep]
     lines: list[Line]
     others: list[str]
-    """Ids of the last rooms of other requests with the same request id, newest first."""
+    """Ids of other requests with the same request id, newest first. Each is given by the id of its last
+    room."""
     trace_id: str
     """Trace id of the request's spans; empty if it has none."""
