@@ -60,7 +60,7 @@ class Canary:
         self.alone_tries: Counter[Incarnation] = Counter()
         """Number of canaries sent to each decode worker alone, without a prefill worker."""
         self.problem: str | None = None
-        """Text that says why the last canary failed; None after one that passed."""
+        """Text that says why the last canary (test request) failed. None if it passed."""
 
     async def run(self) -> None:
         """Send canaries to joining workers and broken pairs, until cancelled."""

@@ -1,4 +1,4 @@
-"""Canary request: what the router sends through each worker that joins.
+"""Canary request: test request that the router sends through each worker that joins.
 
 It is built like a client's request, with the model's own defaults (`canary-is-a-request`). So a model whose
 defaults no worker would accept is refused before the first worker joins.

@@ -61,8 +61,8 @@ class RoomController:
         presence: LivenessProbe | None = None,
         max_wait_ms: int | None = None,
     ) -> None:
-        """Make a controller. `presence`: probe that checks whether workers answer; None for one over
-        `channels`."""
+        """Make a controller. `presence`: probe that checks whether a worker's process answers. None: a probe
+        that calls over `channels`."""
         self._presence = presence or LivenessProbe(channels)
         self.credentials = CredentialStore()
         self.registry = registry
@@ -141,8 +141,8 @@ class RoomController:
         self.admission.wake()
 
     async def check_name_is_free(self, name: str, incarnation: Incarnation) -> None:
-        """Check that the name belongs to no worker whose lease ran out but which still answers. Another
-        process that takes the name does not prove that this one is gone.
+        """Check that no worker with this name still answers although its lease ran out. If another process
+        takes the name, that does not prove that the worker is gone.
 
         Raises NameInUse.
         """

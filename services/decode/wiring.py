@@ -1,4 +1,4 @@
-"""Wiring of a decode worker: the implementations that it uses."""
+"""Wiring of a decode worker: which implementations it uses, and how its side of a rank is made."""
 
 from functools import partial
 from typing import Final

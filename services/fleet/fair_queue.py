@@ -81,7 +81,7 @@ class _TenantQueue(Generic[T]):
     number: int
     """Position of the tenant within each lap of the round robin. The lowest is served first."""
     visited: int
-    """Lap of the round robin up to which the tenant's savings are counted."""
+    """Number of the round robin's lap up to which the tenant has got its tokens."""
     saved: int
     waiting: OrderedDict[int, QueueEntry[T]]
     """Waiting requests of the tenant by serial number, the oldest first. Skipped requests are left out."""
@@ -292,7 +292,7 @@ class FairQueue(Generic[T]):
         self._retried_skipped = True
 
     def end_scan(self) -> None:
-        """End the scan, and put all skipped requests back."""
+        """End the scan of the queue, so that requests which it skipped may be returned again."""
         self._lower_skipped = self._retried_skipped = False
         for one in reversed(self._skipped):
             one.is_skipped = False

@@ -61,8 +61,8 @@ class PrefillQueue:
         self._done_ms = max(self._done_ms, now_ms) + self.duration_ms(tokens)
 
     def delivered(self, room: RoomId) -> int:
-        """Record that the worker has got a room. Return the number of tokens that no longer counts for it,
-        because the worker's next report covers the room."""
+        """Record that the worker has got a room. Return the number of tokens that no longer counts for it: 0,
+        unless the worker has already reported rooms with higher ids."""
         tokens = self.unreported.delivered(room)
         self._done_ms -= self.duration_ms(tokens)
         return tokens

@@ -38,7 +38,8 @@ class RoomIndex:
         """Clients' rooms that failed and that no other room continues, in the order in which they failed."""
         self.by_request: dict[str, Table] = {}
         self._prompts: dict[str, Table] = {}
-        """Rooms of requests that are one prompt of an HTTP request, by the id of that HTTP request."""
+        """Rooms of HTTP requests with several prompts, each of which became a request of its own. The key is
+        the id of the HTTP request."""
         self.continuations: dict[RoomId, list[RoomEntry]] = {}
 
     def opened(self, entry: RoomEntry) -> None:

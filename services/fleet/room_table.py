@@ -41,7 +41,8 @@ V = TypeVar("V")
 
 
 class RoomTable:
-    """Rooms by id: the base class of `Registry` that knows no leases of workers."""
+    """Table of all rooms that the router knows, by id. It is the base class of `Registry`, without the leases
+    of workers."""
 
     def __init__(self, first_room: int, done_max: int, failed_max: int) -> None:
         """Make an empty table.

@@ -67,9 +67,9 @@ class RunningWork:
         return prompt_tokens + tokens
 
     def ended(self, room: RoomId, *, is_over: bool) -> int:
-        """Remove a room that ended. Return the work that counts as done by that, in tokens.
+        """Remove a room that has ended. Return the work in tokens that thereby counts as done.
 
-        `is_over`: whether no other room continues its request. If one does, the rest of the work is done
+        `is_over`: whether no other room continues the request. If one does, the rest of the work is done
         there.
         """
         left = self._rooms.pop(room, None)

@@ -17,7 +17,7 @@ class WorkerState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     SUSPECT = "suspect"
-    """A call to the worker broke. It gets no rooms until it renews its lease."""
+    """State of a worker to which a call broke. It gets no rooms until it renews its lease."""
 
 
 @dataclass(slots=True)
@@ -68,8 +68,8 @@ class Worker:
 
     @property
     def accepts_retracted(self) -> bool:
-        """Whether the worker drains but still serves requests that it has started, including those whose
-        rooms it retracted."""
+        """Whether the worker is draining but still serves the requests that it has begun. Those whose rooms
+        it retracted are among them."""
         return self.state is WorkerState.DRAINING and not self.dismissed
 
     @property

@@ -25,8 +25,8 @@ from baton.rooms.worker_facts import WEIGHT_TOTAL, ServedEngine, StackFacts, Wor
 
 DEPARTED_MAX: Final = 1024
 TURN_MS_MAX: Final = 3_000
-"""Longest time between two turns of a worker, in milliseconds, if a lease is shorter. An idle worker ends a
-turn each second."""
+"""Milliseconds without a turn after which a worker counts as stalled, unless leases last longer. An idle
+worker ends a turn each second."""
 EXPECTED_MS: Final = 30_000
 """Time in which a worker is expected to become ready after it registered, or after another of its side was
 lost, in milliseconds. It is about twice the time to start, to load and to pass a canary."""
@@ -141,8 +141,8 @@ class WorkerTable:
                 self._changed(each)
 
     def weigh(self, process: str, prefill: int) -> list[Worker]:
-        """Set the share of its time that a process that serves both sides spends on prefill, of 100, from the
-        next room on. Rooms that have begun are not affected (`weight-is-no-state`).
+        """Set the percentage of its time that a process serving both sides spends on prefill. It counts from
+        the next room on, and changes no room that has begun (`weight-is-no-state`).
 
         Return the workers of its two sides. Raises UnknownWorker for an unknown process, or one that serves
         one side.

@@ -51,8 +51,8 @@ class UnreportedRooms:
         self.tokens += tokens
 
     def delivered(self, room: RoomId) -> int:
-        """Record that the worker has got a room. Return the number of tokens that no longer counts for it,
-        because the worker's next report covers the room."""
+        """Record that the worker has got a room. Return the number of tokens that no longer counts for it: 0,
+        unless the worker has already reported rooms with higher ids."""
         return self._count_out(self._late, room)
 
     def release(self, room: RoomId) -> int:

@@ -213,8 +213,8 @@ class ReceivingSide(LandedData[R]):
     # ---- what is known on this rank alone
 
     def stepping(self, now_ms: int) -> None:
-        """Record that a step is running or has ended. It counts as progress for rooms whose prompts are
-        computed here, and postpones their deadlines."""
+        """Record that an engine step is running or has ended. It counts as progress for rooms whose prompts
+        this worker computes, and postpones their deadlines."""
         for room in (each for each in self.roster if each.phase is Phase.COMPUTING):
             room.progressed(now_ms)
 

@@ -212,8 +212,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     # ---- what is known on this rank alone
 
     def stepping(self, now_ms: int) -> None:
-        """Record that a step is running or has ended. It counts as progress for its rooms and for those that
-        wait for the next step, and postpones their deadlines."""
+        """Record that an engine step is running or has ended. It counts as progress for the rooms in it and
+        for those that wait for the next step, and postpones their deadlines."""
         for room in self.roster:
             if room.computable:
                 room.progressed(now_ms)

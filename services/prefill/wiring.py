@@ -1,4 +1,4 @@
-"""Wiring of a prefill worker: the implementations that it uses."""
+"""Wiring of a prefill worker: which implementations it uses, and how its side of a rank is made."""
 
 import grpc
 

@@ -43,7 +43,7 @@ class FinishReason(Enum):
 
 
 class GrammarKind(Enum):
-    """Language in which a grammar that constrains an output is written."""
+    """Language in which a grammar is written, such as JSON schema or a regular expression."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -79,8 +79,8 @@ class Sampling:
     """Additive penalty for each earlier occurrence of a token in the output, as OpenAI defines it. Like
     `presence_penalty`, it ignores the prompt."""
     seed: int = 0
-    """Random seed of 64 bits, chosen by the router if the client gave none. The draw at output position i
-    depends on (seed, i) alone."""
+    """Random seed of 64 bits, chosen by the router if the client gave none. The token sampled at output
+    position i depends on (seed, i) alone."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
     """Number of alternative tokens to report with each output token. With 0, only the sampled token's

@@ -69,7 +69,7 @@ class Room(ABC):
     """Reason on which all ranks agreed when they ended the room (ABORT). It may differ from the cause that
     this rank saw."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
-    """Time that the room spent in each earlier phase, in milliseconds, by phase."""
+    """Milliseconds that the room spent in each phase that it has left, by phase."""
     compiled: bool = True
     """Whether the next token can be sampled without compiling a grammar first (`mask-is-fold`). True for a
     room without a grammar."""
@@ -92,8 +92,8 @@ class Room(ABC):
                 self._note(evidence)
 
     def ending(self, now_ms: int) -> Cause | None:
-        """Return why this rank wants to end the room early: its cause, a contradiction, or a passed deadline.
-        None if it does not."""
+        """Return the cause for which this rank wants to end the room early: one that it saw, a contradiction,
+        or a passed deadline. None if there is none."""
         if self.cause is not None:
             return self.cause
         contradiction = self._contradiction()
@@ -218,7 +218,7 @@ class Room(ABC):
 
     @abstractmethod
     def _unwritten(self) -> bool:
-        """Return whether no transfer of a room in SUCCESS reads or writes its memory any more."""
+        """Return whether a room in SUCCESS has no transfer left that reads or writes its memory."""
 
     @abstractmethod
     def _missing(self) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class RunningChoices:
-    """Choices of one room on decode that are not finished yet, by index from 0."""
+    """State of the choices of one room on decode: which are unfinished. A choice is given by its index from
+    0."""
 
     count: int
     going_on: list[int] = field(init=False)

@@ -12,8 +12,8 @@ from baton.rooms.phases import Side
 from baton.topology import ONE_RANK, Topology
 
 CANARY_ROOMS: Final = 1
-"""Number of rooms that a worker holds beyond `rooms_max`, so that a canary (test request of the router)
-displaces no client's room."""
+"""Number of rooms that a worker can have beyond `rooms_max`. They are for canaries (test requests of the
+router), so that these displace no client's room."""
 CANARY_TOKENS: Final = 25
 """Number of KV positions that a canary takes. A canary is the router's test request, which a worker must pass
 to get rooms."""

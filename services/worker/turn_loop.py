@@ -108,7 +108,7 @@ class Work(Protocol):
         arrived."""
 
     async def pause(self, most_s: float) -> None:
-        """Wait for an event from outside, at most `most_s` seconds."""
+        """Wait until an event comes from outside, such as a command. Wait at most `most_s` seconds."""
 
 
 class TurnProgress:
@@ -245,8 +245,8 @@ def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: 
 
 
 async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
-    """Send the texts of ending rooms' causes to the ranks that do not have them. So the client reads the root
-    cause (`first-cause-wins`)."""
+    """Send the text of each ending room's cause from the ranks that know it to the others. So the client gets
+    the first cause, whichever rank saw it (`first-cause-wins`)."""
     if group.size == 1 or not verdict.reasons:
         return
     mine = [

@@ -66,7 +66,8 @@ class PlacementRequest:
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """Request in the queue for workers. Some pair can hold it, but none has space now."""
+    """Request that waits in the queue, because no pair of workers has space for it now. At least one pair can
+    hold it."""
 
     request: PlacementRequest
     opened: asyncio.Future[RoomEntry]

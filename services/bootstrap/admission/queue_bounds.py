@@ -39,11 +39,11 @@ class QueueBounds:
         self._max_queue = max_queue
 
     def check_may_wait(self, request: PlacementRequest, ahead: QueuedWork, now_ms: int) -> None:
-        """Check that a request that just entered the queue may wait there.
+        """Check that a request that has just entered the queue may stay there.
 
-        `ahead`: work before it. Raises QueueFull if the queue is full, and NotInTime if the request would
-        wait too long. If the newcomer needs the place of a request of a lower class, that request is
-        rejected.
+        `ahead`: number and work of the requests before it. Raises QueueFull if the queue is full, and
+        NotInTime if the request is expected to wait too long. If the queue is full, a request of a lower
+        class is rejected in its place, if there is one.
         """
         line, hoping, claim = self._line, self._ready_wait.total(), request.claim
         if request.retry is None:

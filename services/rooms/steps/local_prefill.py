@@ -47,8 +47,8 @@ class PromptTiming:
     """Time that each prompt token adds to a step with running sequences, in milliseconds. None until
     measured."""
     part_ms: float | None = field(default=None, init=False)
-    """Fixed time that a prompt part adds to a step, besides the time of its tokens, in milliseconds. The KV
-    before the part is laid out anew each time. None until measured."""
+    """Fixed time in milliseconds that a part of a prompt adds to a step, in addition to the time of its
+    tokens. In it, the engine lays out the KV before the part. None until measured."""
     alone_ms: float | None = field(default=None, init=False)
     """Time of each prompt token in a step without running sequences, in milliseconds. None until measured."""
 

@@ -39,7 +39,7 @@ class NgramLookup:
         self._longest = longest
         self._tokens = array("I")
         self._last = array("I", [_NOWHERE]) * buckets
-        """Last position of a token pair, by hash bucket of the pair."""
+        """Position at which a pair of tokens last ended, by hash bucket of the pair."""
         self._before = array("I", [_NOWHERE])
         """For each position, the previous position whose token pair is in the same hash bucket."""
 
