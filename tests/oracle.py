@@ -89,11 +89,11 @@ class Divergence:
     got: int
     want: int
     gap: float
-    """The logit of `want` less that of `got`, by the reference, in the precision of both."""
+    """The reference's logit of `want` minus that of `got`, in the precision of both."""
     exact: float
     """The same gap as the reference computes it in float32."""
     noise: float
-    """The reference's logits here, in the precision of both, are off from those in fp32 by up to so much."""
+    """Largest difference of the reference's logits here from those in float32."""
 
     @property
     def tie(self) -> bool:

@@ -12,10 +12,8 @@ CHUNK_BYTES: Final = 65_536
 
 @dataclass
 class CuttingProxy:
-    """The proxy counts turns of the event loop that it shares with its server.
-
-    A busy machine makes these turns longer, for the server's timers as for the proxy.
-    """
+    """A proxy that cuts silent connections after some turns of the event loop that it shares with its server.
+    A busy machine makes these turns longer, for the server's timers as for the proxy."""
 
     server_port: int
     idle_ticks: int

@@ -68,7 +68,7 @@ class Stream:
     cached_tokens: int = 0
     hangups: list[Hangup] = field(default_factory=list)
     ended: bool = False
-    """Whether it was read to its finish, or failed by itself."""
+    """Whether the stream was read to its finish, or failed by itself."""
     over: set[int] = field(default_factory=set)
     """Choices that finished."""
     enough: list[int] = field(default_factory=list)
@@ -116,7 +116,7 @@ Script = Callable[[Request], Sequence[Step] | BaseException]
 
 @dataclass
 class ScriptedBackend:
-    """`script` says for each request what comes, or what `generate` raises."""
+    """A backend that plays a script for each request: the steps of its answer, or an error of `generate`."""
 
     script: Script = field(default=lambda _: saying("Hello world"))
     known_limits: Limits = LIMITS
@@ -125,7 +125,7 @@ class ScriptedBackend:
     waits: tuple[int, ...] | None = None
     """The prompt that gets no room, however long it waits."""
     given_up: list[Hangup] = field(default_factory=list)
-    """Why those that waited were cancelled."""
+    """Reasons for which waiting requests were cancelled."""
 
     def limits(self) -> Limits:
         return self.known_limits

@@ -73,7 +73,7 @@ def test_weights_are_codes_where_that_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_a_step_is_measured_on_a_gpu(tmp_path: Path, phase: str) -> None:
-    """Decode by replayed steps, as a worker does it."""
+    """Decode is measured by replayed steps, as a worker runs it."""
     told = step(
         tiny_models.saved("llama-gqa-untied", tmp_path), "--phase", phase, "--device", "cuda", "--profile"
     )

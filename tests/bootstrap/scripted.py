@@ -61,8 +61,8 @@ STACK = worker_from_wire(
 """Stack settings that the tests' workers register with."""
 
 Step = Any
-"""A reply to send, or what makes one from the request; an exception to raise, an event to wait for, or None:
-end without another word."""
+"""A reply to send, or a function that makes one from the request. An exception is raised, an event is waited
+for, and None ends the stream without another word."""
 
 
 def accepted(side: Side) -> Step:

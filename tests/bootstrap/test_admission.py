@@ -111,7 +111,8 @@ async def test_a_queue_full_of_a_class_leaves_those_above_it_a_place(at: House) 
 async def test_bounded_admission_twice_as_many_is_the_most_and_the_lowest_class_makes_place(
     at: House,
 ) -> None:
-    """However many classes there are: the newest of the tenant that has the most waiting is turned away."""
+    """This holds for any number of classes. The newest request of the tenant with the most waiting is
+    refused."""
     await fill(at)
 
     def waits(name: str, priority: int, tenant: bytes = b"") -> "asyncio.Future[RoomEntry]":
@@ -150,7 +151,7 @@ async def test_nobody_overtakes_the_queue(at: House) -> None:
 
 
 async def test_no_starvation_who_avoids_a_worker_holds_up_nobody_who_does_not(at: House) -> None:
-    """Rooms that failed on decode-0 wait for decode-1, which is full; decode-0 has places."""
+    """Rooms that failed on decode-0 wait for decode-1, which is full, while decode-0 has places."""
     at.join(DecodeWorker("decode-1", at.decode.side, Incarnation(23), rooms_max=1, address=at.decode.address))
     more = PrefillWorker(
         "prefill-1", at.prefill.side, Incarnation(12), rooms_max=9, address=at.prefill.address

@@ -63,7 +63,7 @@ async def test_a_hand_over_of_a_few_tokens_makes_both_ready() -> None:
 
 
 def test_honest_health_no_canary_asks_what_was_asked_before() -> None:
-    """A worker that holds the prompt would answer without the hand-over that is to be proven."""
+    """A worker with the prompt cached would answer without the hand-over that the canary has to prove."""
     prompts = {canary_prompt(RoomId(room))[:4] for room in range(2**61, 2**61 + 4096)}
     assert len(prompts) == 4096
     assert {token for prompt in prompts for token in prompt} == set(range(1, 9))

@@ -234,7 +234,7 @@ async def test_choices_that_are_alike_stay_in_one_room(pairs: PairHealth) -> Non
 
 
 async def test_rooms_that_follow_a_room_are_followed_by_others(pairs: PairHealth) -> None:
-    """Choices that went on together part in the second room, and the third is theirs alone."""
+    """Choices that went on together separate in the second room. The third room is for these alone."""
     pairs.decode.choose = in_turn(
         fails(*(tokens(0, DRAWN[seed][:1], None, place) for place, seed in enumerate(DRAWN)))
     )

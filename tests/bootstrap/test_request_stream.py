@@ -340,7 +340,7 @@ async def test_rooms_that_bring_a_request_further_do_not_count_against_it(last: 
 
 
 async def test_a_request_that_ends_each_of_its_workers_at_once_has_an_end() -> None:
-    """Prefill draws a first token in each room: that alone brings it no further."""
+    """Prefill draws a first token in each room, which alone does not count as progress."""
     async with house(rooms_max=3, places=9) as at:
         at.prefill.script = prefills()
         at.decode.script = broken(D, Reason.TRANSFER_FAILED)

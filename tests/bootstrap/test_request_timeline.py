@@ -343,7 +343,7 @@ async def test_a_dead_workers_part_ends_with_its_room(at: House) -> None:
 
 
 async def test_no_stage_is_longer_than_a_room_that_failed(at: House) -> None:
-    """A worker that was paused says what it does of the room when it goes on."""
+    """A worker that was paused reports what it does with the room when it goes on."""
     entry = await at.admission.admit("request-1", 3, 5)
     say(at, "decode-0", "accepted")
     at.clock.advance(2_000)

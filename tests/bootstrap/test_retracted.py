@@ -118,7 +118,7 @@ async def test_retracted_is_no_failure_however_often_it_happens(
 async def test_choices_of_a_retracted_room_that_have_different_outputs_go_on_in_rooms_of_their_own(
     at: PairHealth,
 ) -> None:
-    """Retracted once more, one of them, before it has another token."""
+    """One of the choices is retracted once more before it has another token."""
     for worker in (at.prefill, at.prefill_1):
         worker.choose = test_choices.prefills
     begun = [tokens(0, DRAWN[seed][:2], None, place) for place, seed in enumerate(DRAWN)]
@@ -146,7 +146,7 @@ async def test_what_a_request_had_already_cost_is_not_forgiven_and_who_was_guilt
 async def test_it_came_when_it_came_in_each_of_its_rooms_and_a_canary_before_all_others(
     at: PairHealth,
 ) -> None:
-    """`oldest-goes-on` is judged by it."""
+    """A room keeps its request's arrival time, by which `oldest-goes-on` decides."""
     at.clock.advance(4_000)
     at.prefill.script = prefills()
     at.decode.scripts, at.decode.script = [retracted(next_token)], decodes()

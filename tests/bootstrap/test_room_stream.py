@@ -172,7 +172,7 @@ async def test_a_decode_worker_that_does_not_say_why_it_gave_its_room_up_is_not_
 
 
 async def test_terminal_reaches_peer_a_side_that_fails_after_the_answer_ends_the_other(at: House) -> None:
-    """Prefill's one token was all that was asked for, and its pages never arrive: decode need not wait."""
+    """The request needed only prefill's one token. Its pages never arrive, so decode need not wait."""
     failed = Cause(Reason.TRANSFER_FAILED, "prefill: a write ended without reaching the decode worker")
     at.prefill.script = [accepted(P), first(7, LENGTH), ended(P, failed)]
     at.decode.script = [accepted(D)]
@@ -185,7 +185,7 @@ async def test_terminal_reaches_peer_a_side_that_fails_after_the_answer_ends_the
 
 
 async def test_room_ends_a_worker_that_never_got_the_room_is_not_waited_for(at: House) -> None:
-    """The call broke on its way: whether it arrived shows when the room is cancelled."""
+    """The call broke on its way. The cancel of the room shows whether it had arrived."""
     at.prefill.script = [accepted(P)]
     at.decode.script = [None]
     at.decode.absent = {1}

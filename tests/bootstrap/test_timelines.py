@@ -18,7 +18,7 @@ from tests.trace.notes import PARENT, Notes
 
 
 class Desk:
-    """A registry with one open room."""
+    """A registry with one open room, and its timelines."""
 
     def __init__(self) -> None:
         self.notes = Notes()

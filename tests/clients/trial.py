@@ -28,7 +28,7 @@ class Outcome:
 
 
 class NotInstalled(Exception):
-    """A registry does not give a package, or what installs it is missing."""
+    """Raised when a package registry does not give a package, or when the installer is missing."""
 
 
 def tried(client: Client, url: str, model: str, cache: Path) -> Outcome:

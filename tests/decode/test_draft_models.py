@@ -149,7 +149,7 @@ async def test_a_choice_that_has_ended_leaves_the_draft_models_pages_to_those_th
 async def test_the_model_is_asked_for_what_is_worth_its_cost_and_the_cost_is_the_leaders(
     pages: Pages,
 ) -> None:
-    """A position costs nothing; a token of the model costs more than it can bring."""
+    """A position costs nothing, and a token of the draft model costs more than it can bring."""
     async with decoding(drafting=DraftScheduler(ahead=4, pages=pages)) as bench:
         dear = group_pb2.StepCosts(position=1, draft=10_000)
         await bench.enter(group_pb2.Command(step_costs=dear))

@@ -114,8 +114,8 @@ async def test_what_is_kept_is_what_was_taken(right: int) -> None:
 async def test_drafts_make_way_nobody_is_retracted_for_them(
     pages: int, right: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever they end in a page: with drafts no more rooms are retracted than without. The old one drafts
-    as far as it may; the young one is about to end."""
+    """With drafts, no more rooms are retracted than without, wherever answers end in a page. The old room
+    drafts freely, and the young one is about to end."""
     foresee(monkeypatch, right, wrong=8)
     for length in range(2, 2 + toy.PAGE_TOKENS):
         requests = [
@@ -199,7 +199,7 @@ async def test_a_request_may_refuse_drafts_and_a_worker_has_none_by_itself(
 
 
 async def test_all_go_by_the_cost_that_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A position that costs more than it can bring: nothing is drafted any more."""
+    """The leader's cost of a position is more than it can bring, so that no rank drafts any more."""
     foresee(monkeypatch, right=3)
     async with decoding(drafts_by=LONGEST) as bench:
         await bench.enter(group_pb2.Command(step_costs=group_pb2.StepCosts(position=10_000, draft=1)))
@@ -245,7 +245,7 @@ def test_what_is_forced_comes_before_what_repeats_itself_and_no_further_than_the
 
 
 async def test_what_is_forced_is_checked_whatever_a_position_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy proposes what it will draw: each is a token that is wanted anyway."""
+    """The toy proposes the tokens that it will draw, as a grammar does with tokens that it forces."""
 
     def drafts(self: Drafter) -> Sequence[int]:
         self.source = DraftSource.GRAMMAR

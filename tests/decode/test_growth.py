@@ -152,7 +152,8 @@ async def test_oldest_goes_on_and_nobody_else_waits_for_more_than_a_step() -> No
 
 
 async def test_no_free_under_write_a_step_that_runs_keeps_its_pages_while_others_are_retracted() -> None:
-    """The youngest leaves, and its pages go to another one, while a step of the rest is held."""
+    """The youngest room is retracted and its pages go to another one, while a step of the other rooms is
+    held."""
     async with decoding(pages=11) as bench:
         callers = {
             room: await running(bench, asked(room, arrived_ms=room, prompt=tuple(range(length))))
@@ -324,7 +325,7 @@ def told_of(caller: Caller, request: Request) -> None:
 
 
 async def test_growth_is_agreed_all_ranks_give_and_take_the_same_pages() -> None:
-    """Ranks that differ in what is free stop at once (`divergence-detected`)."""
+    """Ranks with different free pages would stop at once (`divergence-detected`)."""
     requests = [asked(1, arrived_ms=9), asked(1001, arrived_ms=5), asked(2001, arrived_ms=7)]
     async with grouped(pages=10) as group:
         callers = await both_running(group, *requests)

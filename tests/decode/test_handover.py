@@ -186,7 +186,7 @@ class Pair:
 
 
 class Ended(Exception):
-    """The room failed; the reason."""
+    """Raised with the reason of a room that failed."""
 
 
 @asynccontextmanager

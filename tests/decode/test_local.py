@@ -276,7 +276,8 @@ async def test_who_computes_without_prefill_computes_as_much_as_may_hold_up_thos
 async def test_what_is_handed_over_is_not_held_up_by_a_part_that_ends_after_it_is_expected(
     bench: DecodeBench,
 ) -> None:
-    """A prompt that is computed here goes on in large parts until then, and in small ones behind that."""
+    """A local prompt is computed in large parts until the hand-over is expected, and in small ones after
+    that."""
     pace, computing = bench.work.scheduler.pace, bench.work.scheduler
     pace.token_ms = pace.alone_ms = 25.0
     bench.engine.hold()
@@ -327,7 +328,7 @@ def test_what_one_odd_step_said_of_prompts_is_forgotten() -> None:
 def test_a_step_that_was_held_up_changes_little_of_what_prompts_are_expected_to_take(
     held_up: tuple[int, int],
 ) -> None:
-    """A rank that was stopped for ten seconds is no step of ten seconds."""
+    """A pause of ten seconds is not counted as a step of ten seconds."""
     pace = measured()
     pace.stepped(20, 5, 15 + 20)
     before_ms = pace.prompt_ms(200, 5, 1_000)
@@ -415,7 +416,7 @@ def test_a_step_is_as_long_as_one_of_so_many_sequences() -> None:
 
 
 def test_a_step_is_as_long_as_the_last_ones_were() -> None:
-    """KV grows longer: twenty steps say so."""
+    """KV grows longer, and after twenty steps the estimate follows."""
     pace = measured()
     for _ in range(20):
         pace.stepped(0, 5, 30)

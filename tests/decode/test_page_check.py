@@ -139,7 +139,7 @@ async def test_a_room_that_ends_while_it_is_summed_keeps_its_pages_until_then(
 
 
 async def test_sums_and_steps_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long prompt is summed piece by piece, and the batch waits for one piece at most."""
+    """A long prompt is summed piece by piece, so that the batch waits for one piece at most."""
     monkeypatch.setattr(page_check, "BYTES_AT_A_TIME", 4 * toy.GROUP.token_bytes)
     async with decoding(checksum=KvChecksum.PAGES) as bench:
         ahead, behind = toy.request("1", PROMPT, 30), toy.request("2", range(300, 316), 2)

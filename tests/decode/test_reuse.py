@@ -13,7 +13,7 @@ from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PAGES
 
 PROMPT = tuple(range(200, 210))
-"""Two whole pages of four, and half of one."""
+"""A prompt of two whole pages of four tokens, and half of one."""
 
 
 @pytest.fixture(params=[KvChecksum.RECORD, KvChecksum.PAGES], ids=lambda each: each.value)

@@ -423,7 +423,7 @@ async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBe
 async def test_first_cause_wins_why_the_way_is_not_made_anew_is_what_the_caller_hears(
     bench: DecodeBench, problem: Exception | None, reason: str, text: str
 ) -> None:
-    """The grant finds that the sender has lost its way here, and connecting anew fails."""
+    """The grant finds that the sender has lost its connection to this worker, and connecting anew fails."""
     bench.sender.may_connect.set()
     caller = await bench.stream(ASKED)
     peers: Any = bench.peers
@@ -512,7 +512,8 @@ async def test_zero_at_idle_a_sender_that_no_room_names_us_to_is_left_alone_once
 
 
 async def test_ack_is_proof_what_is_answered_before_it_was_asked_is_not_heard(bench: DecodeBench) -> None:
-    """A grant that counted as taken would never be said, and a close that was not heard proves nothing."""
+    """An early answer to a grant would keep it from being sent, and an early answer to a close proves
+    nothing."""
     await started(bench)
     link = links_of(bench.peers)[PREFILL]
     link.grant(inference_pb2.GrantRequest(room=98))
@@ -607,7 +608,7 @@ async def test_what_many_rooms_are_granted_in_one_turn_leaves_in_one_message() -
 
 
 async def test_a_room_that_is_over_is_not_told_what_becomes_of_the_connection(bench: DecodeBench) -> None:
-    """A sender that does not answer for long keeps no table of rooms that came and went."""
+    """While a sender does not answer for long, rooms that came and went leave nothing in a table."""
     bench.sender.may_connect.clear()
     for room in range(1, 4):
         caller = await bench.stream(toy.request(str(room), PROMPT))

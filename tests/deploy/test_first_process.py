@@ -17,7 +17,8 @@ main.main()
 
 
 def test_a_first_process_that_is_still_starting_ends_when_it_is_told_to() -> None:
-    """Without a handler of its own the kernel keeps the signal from it, and the grace period passes."""
+    """Without its own handler, the kernel does not deliver SIGTERM to process 1, and the grace period
+    passes."""
     process = subprocess.Popen([sys.executable, "-c", STARTING], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"starting\n"

@@ -93,7 +93,7 @@ def test_the_tensor_library_and_nixl_are_in_the_workers_images_alone() -> None:
     "name", ["build-bootstrap", "build-worker", "build-worker-cuda", "build-worker-vllm"]
 )
 def test_a_change_of_the_source_downloads_nothing_again(name: str) -> None:
-    """A layer is built anew with all behind it: what is copied first is what changes least."""
+    """A changed layer rebuilds all layers behind it, so files that change least are copied first."""
     _, stages = containerfile()
     said = stages[name].said
     source = said.index(("COPY", "--from=build-baton /wheels /wheels"))

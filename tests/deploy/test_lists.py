@@ -84,7 +84,7 @@ def test_workers_on_vllms_engine_run_with_versions_that_baton_allows() -> None:
 
 @pytest.mark.parametrize("name", ["bootstrap", "run"])
 def test_what_a_listed_package_needs_here_is_listed(name: str) -> None:
-    """`--no-deps` installs what is there and asks for no more."""
+    """`--no-deps` installs the listed packages only, so their dependencies have to be listed, too."""
     listed = of(*RUN) if name == "run" else of(name)
     missing = []
     for package in pins(name):

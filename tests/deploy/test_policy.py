@@ -116,7 +116,7 @@ def test_a_start_may_take_the_conversion_of_a_file_as_well(more: tuple[str, ...]
 
 @pytest.mark.parametrize("case", ["hpa", "tp-group"])
 def test_what_is_added_to_the_environment_is_there_for_the_download_too(case: str) -> None:
-    """A proxy, a mirror: it is the download that needs them."""
+    """Variables for a proxy or a mirror are needed by the download above all."""
     proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
     more = ("--set-json", f"env={json.dumps([proxy])}", "--set", "model.download.repository=a/b")
     for pod in pods(case, *more):

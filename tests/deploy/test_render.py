@@ -38,7 +38,7 @@ SAID_BY_THE_CHART = {
 
 
 NAMED = {"bootstrap": "a", "prefill": "b", "decode": "c"}
-"""Secrets."""
+"""Names of the Secrets, by component."""
 
 DECODE_BATCH = DecodeSettings().max_running
 """Default batch size of a decode worker, which the chart has to know."""

@@ -37,7 +37,7 @@ def test_without_a_limit_the_machine_counts(system: Path) -> None:
 
 
 def test_a_containers_limit_counts_less_what_it_can_drop(system: Path) -> None:
-    """File pages in use are dropped as well: a container that runs for long is full of them."""
+    """File pages in use can be dropped as well, and a container that runs for long is full of them."""
     stat = "anon 50\nshmem 70\ninactive_file 100000\nactive_file 800000\nslab_reclaimable 40000\nslab 50000\n"
     limit(system, "1000000", 999_500, stat)
     assert available(CPU) == Available(940_500, 1_000_000, "under the container's limit of 1000000")

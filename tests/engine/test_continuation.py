@@ -63,7 +63,7 @@ def workers(tiny_engine: MakeEngine) -> tuple[ShuffledWorker, ShuffledWorker]:
 def test_a_cut_off_answer_goes_on_as_the_unbroken_one(
     workers: tuple[ShuffledWorker, ShuffledWorker], sampling: Sampling
 ) -> None:
-    """Wherever it is cut off, and cut off twice; log-probabilities included."""
+    """The answer is cut off at any place, also twice. Logprobs are compared, too."""
     (prompt,) = random_prompts((40,))
     request = Request("mine", tuple(prompt), OUTPUT_TOKENS, min_tokens=20, sampling=sampling)
     whole = answer(*workers, request)
@@ -96,7 +96,7 @@ def test_the_settings_make_a_difference_to_the_answer(workers: tuple[ShuffledWor
 def test_fewest_tokens_are_counted_over_all_rooms(
     workers: tuple[ShuffledWorker, ShuffledWorker], sampling: Sampling
 ) -> None:
-    """An id that would have come ends the sequence no sooner, and no later, than in one room."""
+    """An end-of-sequence id ends the sequence at the same place as in one room."""
     (prompt,) = random_prompts((40,))
     free = Request("mine", tuple(prompt), OUTPUT_TOKENS, sampling=sampling)
     ids = [token.id for token in answer(*workers, free)]

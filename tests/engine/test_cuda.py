@@ -99,7 +99,7 @@ def test_replayed_steps_give_the_references_tokens_while_rows_come_and_go(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str], Path], dtype: str) -> None:
-    """Five rows, so that the sixth is padding, in shuffled pages; the same step by both ways."""
+    """Five rows are padded to six, in shuffled pages. The same step runs by replay and by separate calls."""
     engine = replaying(tiny_dir("llama-gqa-untied"), dtype)
     worker = ShuffledWorker(engine)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
@@ -128,7 +128,7 @@ def test_what_is_captured_is_done_again_with_what_its_tensors_hold_by_then() -> 
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_computing_goes_on() -> None:
-    """Waiting for a GPU is what no capture allows."""
+    """The capture fails since it waits for the GPU, which no capture allows."""
     device = torch.device("cuda", 0)
     number = torch.zeros(1, device=device)
     before = torch.cuda.current_stream(device)

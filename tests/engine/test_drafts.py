@@ -71,7 +71,7 @@ def engine(
 
 @needs_kernel
 def test_drawn_is_drawn_the_tokens_with_drafts_are_those_without(engine: TorchEngine) -> None:
-    """Greedy, with penalties that count the output so far, seeded, with log-probabilities, all in the same
+    """Greedy and seeded sequences, with penalties that count the output so far and with logprobs, share all
     steps."""
     prompts = random_prompts(LENGTHS)
 
@@ -140,7 +140,8 @@ def test_a_step_of_rows_with_drafts_is_replayed_as_that_of_a_larger_batch(
 
 
 def test_a_sum_of_pages_goes_over_what_was_taken(tiny_engine: MakeEngine) -> None:
-    """Up to what is known when a step begins, as without drafts; what was not taken is in no sum."""
+    """The sum covers what is known when a step begins, as without drafts. Drafts that were not taken are in
+    no sum."""
     engine = tiny_engine("llama-gqa-untied")
     (prompt,) = random_prompts((20,))
     worker = ShuffledWorker(engine)
@@ -189,7 +190,8 @@ class Noting:
 def test_mask_is_fold_an_answer_with_drafts_is_held_to_its_grammar_as_without(
     speaking: TorchEngine, grammar: Grammar, sampling: Sampling
 ) -> None:
-    """Drafts that it does not allow, and such behind its end, among them; the fold takes each token once."""
+    """Some drafts are not allowed by the grammar, or lie behind the answer's end. The grammar state takes
+    each token once."""
     worker = ShuffledWorker(speaking)
     (expected,) = worker.run([admitted(worker, grammar, sampling)], 100)
     for seed in range(5):

@@ -100,7 +100,7 @@ def test_how_an_answer_is_drawn_changes_no_score(tiny_engine: MakeEngine) -> Non
 def test_what_an_earlier_room_drew_is_not_scored(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
 ) -> None:
-    """The prompt is, though the room computes the output behind it with it."""
+    """The prompt is scored, though the room computes the output behind it, too."""
     (prompt,) = random_prompts((20,))
     (output,) = reference_greedy(tiny_dir("llama-gqa-untied"), [prompt], 6)
     worker = ShuffledWorker(tiny_engine("llama-gqa-untied"))

@@ -293,7 +293,7 @@ def test_of_many_workers_the_best_is_taken_but_for_a_beginning_that_very_many_we
 
 
 class Unwalked(dict[RoomId, RoomEntry]):
-    """A table that is asked for single rooms alone."""
+    """A table that raises when it is iterated, so that only single rooms can be looked up."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise AssertionError("somebody walks over all open rooms")

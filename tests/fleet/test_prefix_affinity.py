@@ -166,7 +166,7 @@ def test_incarnation_what_a_worker_was_sent_is_forgotten_with_it() -> None:
 
 
 def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> None:
-    """A chat that says no length may come to fill decode's cache, and takes its few tokens of prefill's."""
+    """A chat without a length may fill decode's cache, but takes few tokens of prefill's."""
     stack = workers()
     need = Need(len(PROMPT), 9_000, hash_blocks(PROMPT))
     first = stack.open_room("request", stack.place(need), need, 0)

@@ -574,7 +574,7 @@ def test_rooms_of_one_request_come_newest_first_whatever_became_of_them(stack: R
 
 
 def test_canaries_take_no_kept_rooms_place(stack: Registry) -> None:
-    """A worker that never gets ready makes one a second."""
+    """A worker that never gets ready makes one canary room a second."""
     failed = opened(stack)
     over(stack, failed, LOST)
     need = Need(10, 10)

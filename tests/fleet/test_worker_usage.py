@@ -228,7 +228,8 @@ def test_a_margin_asks_for_no_more_than_the_request_may_ever_take() -> None:
 
 
 def test_a_margin_is_left_to_all_that_grow_beside_the_request_that_comes_back() -> None:
-    """However little it may take itself: others would need its pages at once."""
+    """The margin counts however little the request takes itself, since other rooms would need its pages at
+    once."""
     stack = stack_of(D)
     again = Need(PAGE, 3 * PAGE, margin=2 * PAGE)
     stack.update_load(D.incarnation, load(running=40, free=10), 0)
@@ -309,7 +310,7 @@ class WorkerBook:
 def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_nothing_is_lost(
     seed: int,
 ) -> None:
-    """Rooms come to it, and its words from it, after a while, the words in any order, or not at all."""
+    """Rooms reach the worker late. Its reports come late, in any order, or not at all."""
     draw, worker, stack = random.Random(seed), WorkerBook(), stack_of(D)
     stack.update_load(D.incarnation, worker.load(), 0)
     coming: list[RoomId] = []

@@ -33,8 +33,8 @@ RUN: Final = "run.sh"
 WHEELS, SOURCE = "wheels", "baton"
 MIB_MAX: Final = 60
 THERE: Final = ("torch", "transformers")
-"""Packages that the machine has, with their dependencies: other versions might not fit them. Dependencies
-of those depend on versions, and are carried where Baton needs them."""
+"""Packages that the machine already has, with their dependencies, since other versions might not fit them.
+Dependencies of those depend on versions, and are carried where Baton needs them."""
 TESTING: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 """Packages that the tests marked `gpu` and `tests/conftest.py` need."""
 NIXL: Final = "nixl-cu"

@@ -21,7 +21,8 @@ class FindingVerdict(StrEnum):
 
 
 class CannotRun(Exception):
-    """Something needed is missing here. The text says what. It is no fault of Baton's."""
+    """Raised when something that is needed is missing here, which is no fault of Baton's. The text names
+    it."""
 
 
 @dataclass

@@ -121,7 +121,7 @@ def test_what_explodes_is_refused_or_bounded(grammar: Grammar) -> None:
 
 
 def test_what_schemas_say_beside_what_holds_is_taken() -> None:
-    """A schema as pydantic and others write it."""
+    """The example is a schema as pydantic and other generators write it."""
     said = {"title": "A", "description": "b", "default": {}, "examples": [], "deprecated": True}
     schema_of = "https://json-schema.org/draft/2020-12/schema"
     value = {"type": "object", "$schema": schema_of, "discriminator": {"propertyName": "kind"}, **said}

@@ -73,7 +73,7 @@ TROUBLES: Final = tuple(field.name for field in fields(Budget))
 class Scope:
     name: str
     tells: str
-    """One line about what is explored."""
+    """One line that says what is explored."""
     senders: Topology = _ONE
     receivers: Topology = _ONE
     """Topology of the receiver's ranks. Which rank writes what to which follows from both topologies."""
@@ -94,13 +94,13 @@ class Scope:
     """Number of slots of each receiver rank."""
     sender_pages: int = 2
     sums: bool = False
-    """The receiver's ranks are told different checksums, so that each gets a record of its own."""
+    """Whether the receiver's ranks are told different checksums, so that each gets a record of its own."""
     begun: int = 0
     """Rooms that decode from the start on."""
     aged: bool = False
-    """Each room's request is older than those of the rooms before it. False: equally old."""
+    """Whether each room's request is older than those of the rooms before it. False: equally old."""
     cached: bool = False
-    """The receiver keeps what rooms computed, of prompts that differ."""
+    """Whether the receiver caches what rooms computed, for prompts that differ."""
     overlap: bool = False
     """Rooms run beside each other. False: each is issued when the outcome of the one before is known, as
     its retry, while the workers may still hold what that one held."""
@@ -111,7 +111,8 @@ class Scope:
     """The bootstrap's own tables take part, and workers report what they gave back. False: it knows what
     every room came to, and no more."""
     steps: bool = False
-    """A step of either engine takes time, and may run while its room ends. False: it ends in its turn."""
+    """Whether a step of either engine takes time, and may run while its room ends. False: it ends in its
+    turn."""
     receiver_steps: bool = False
     """Whether a step of the receiver's engine alone takes time, as with `steps`."""
     tokens: int = 1
@@ -131,7 +132,7 @@ class Scope:
     large: bool = False
     """Too large to run with every change."""
     long: bool = False
-    """Too large for `make verify`."""
+    """Whether the scope is too large for `make verify`."""
 
     @property
     def quick(self) -> bool:

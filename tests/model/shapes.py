@@ -18,7 +18,7 @@ from tests.layouts import changed, one_group
 from tests.model.scopes import Scope
 
 STRIP: Final = DTYPE_BYTES["float16"]
-"""Bytes of one."""
+"""Bytes of one strip of a page."""
 
 FIRST_TOKEN: Final = 5
 """First token that every sender draws."""

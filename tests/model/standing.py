@@ -47,7 +47,7 @@ class Standing:
     """Receiver: exposures by which its memory can be written."""
     revoking: bool = False
     overdue: bool = False
-    """Receiver: some room's memory waits for a proof, so that in time it is taken back."""
+    """Receiver: whether some room's memory waits for a proof, so that it is revoked in time."""
     held: Mapping[Place, tuple[RoomId, int, bool]] = field(default_factory=dict)
     """Receiver: each held place's room and generation, and whether a peer may write there."""
     tables: Sequence[tuple[RoomId, Sequence[int], bool]] = ()

@@ -91,7 +91,7 @@ class State(NamedTuple):
     book: int = 0
     """The registry's tables, in `World.books`."""
     lag: Lag | None = None
-    """The rank that has not done yet what its worker's last turn asked of it."""
+    """The rank that has not yet done what its worker's last turn asked of it."""
 
     def ranks(self, side: int) -> tuple[int, ...]:
         return self.senders if side == PREFILL else self.receivers
@@ -145,7 +145,7 @@ class State(NamedTuple):
 
 
 class World:
-    """The scope's ranks, and what can be asked of a state."""
+    """The ranks of a scope, and queries to a state."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope

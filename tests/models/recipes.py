@@ -126,7 +126,7 @@ BESIDE: Final[Mapping[str, Fields]] = {
     "qwen3": QWEN_WINDOWS,
     "starcoder2": {"sliding_window": WINDOW},
 }
-"""Fields of some types beside those: mostly what their checkpoints say, and their defaults do not."""
+"""Further fields of some types, mostly those that their checkpoints set and their defaults do not."""
 
 
 def causal_types() -> list[str]:
@@ -257,7 +257,7 @@ def _turned(turns: Fields, head_dim: int) -> Fields:
 
 
 class TooLarge(ValueError):
-    """A recipe leaves a model large."""
+    """Raised when a recipe leaves a model large."""
 
 
 def save(config: PreTrainedConfig, directory: Path) -> Path:

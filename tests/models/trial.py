@@ -42,7 +42,7 @@ SDPA: Final = "sdpa"
 LENGTHS: Final = (5, 70, 300)
 OUTPUT_TOKENS: Final = 8
 LONG, SHORT = 512, 40
-"""Chunks."""
+"""Lengths of prefill chunks, in tokens."""
 SPLITS: Final = (Topology(2), Topology(1, 2))
 LOGPROBS: Final = 1e-2
 """Largest difference from the library's logprob, which many roundings can add up to."""
@@ -75,7 +75,7 @@ class Outcome:
     sights: tuple[str, ...] = ()
     """Special features of its layers' attention, such as windows."""
     ranks: tuple[str, str] = ("", "")
-    """Why it is not served by two tensor-parallel ranks, and by two stages; nothing where it is."""
+    """Why two tensor-parallel ranks do not serve the model, and why two stages do not. Empty if they do."""
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> "Outcome":

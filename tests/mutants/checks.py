@@ -21,7 +21,8 @@ NAMED: Final = re.compile(r"`([a-z]+(?:-[a-z]+)+)`")
 PATIENCE_S: Final = 5.0
 """Time that a test waits for an event which the mutant may prevent, seconds. The test has then failed."""
 QUIET: Final = ("-p", "no:cacheprovider", "-p", "no:warnings", "--no-header", f"--timeout={4 * PATIENCE_S:g}")
-"""The time-out is above the tests' own patience: where it strikes within grpc the process may crash."""
+"""Options of pytest. The timeout is above the tests' own patience, since a process may crash if it strikes
+within grpc."""
 TAIL_CHARS: Final = 4000
 ROOMS: Final = 100
 """Number of rooms in one run of the simulation."""
@@ -104,7 +105,7 @@ def seeds_of(what: str) -> tuple[str, range]:
 
 
 class _Impatient:
-    """A test has failed, too, that awaits without an end what a mutant keeps from coming."""
+    """A pytest plugin by which a test that awaits without an end what a mutant prevents has failed, too."""
 
     def pytest_itemcollected(self, item: Any) -> None:
         test = getattr(item, "obj", None)

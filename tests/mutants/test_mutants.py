@@ -42,7 +42,7 @@ OF_NO_ROOM = frozenset(
 """Invariants that no schedule of rooms can show broken. They are about handling requests, or about reports on
 a process."""
 PLAYED = ("the_slot_alone_is_fenced", "any_exposure_will_do")
-"""The model's ways to them are played as stories."""
+"""Mutants of which the model's path is played as a story."""
 
 
 def _fast() -> list[Mutant]:
@@ -75,7 +75,8 @@ def test_the_mutant_is_caught_by_its_invariant(mutant: Mutant, outcomes: dict[st
 
 @pytest.mark.search
 def test_a_way_to_a_broken_law_can_be_played_as_a_story(outcomes: dict[str, Outcome]) -> None:
-    """The product as it is plays it to the end: the sender writes on while its room is in quarantine."""
+    """The unchanged product plays the story to its end: the sender goes on writing while its room is in
+    quarantine."""
     played = _played(outcomes["the_slot_alone_is_fenced"])
     assert "all transferring -> failed, fence" in played
     assert "r0  rooms: 1 failed; pages: 1 quarantined; slots: 1 quarantined" in played

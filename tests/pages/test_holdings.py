@@ -22,7 +22,7 @@ EACH = (1, 2)
 """Pages of each group in a block of PAGE_TOKENS tokens: the second group's pages hold one."""
 EVERY_ROOM = [RoomId(room) for room in range(1, 6)]
 TOKENS = (1, 2, 3, 4, 5)
-"""Two whole pages, and one that is not."""
+"""A prompt of two whole pages and one that is not full."""
 
 
 def of(blocks: int) -> PageCounts:
@@ -55,7 +55,7 @@ def free(holdings: Holdings) -> PageCounts:
 
 
 Named = tuple[int, PageId]
-"""A group's page."""
+"""A group and one of its pages."""
 
 
 def named(pages: PageTables) -> list[Named]:

@@ -139,7 +139,7 @@ def test_pools_with_the_same_free_pages_hand_out_the_same_ones(order: tuple[int,
 
 
 class Pool(RuleBasedStateMachine):
-    """A pool beside the plainest model of one: a list of states."""
+    """A page pool beside a plain model of it: a list of states."""
 
     @initialize()
     def start(self) -> None:

@@ -192,7 +192,7 @@ class Trees(RuleBasedStateMachine):
         self.ranks = [PrefixTree((SIZE, 1)) for _ in range(2)]
         self.known: dict[tuple[int, tuple[int, ...]], PageId] = {}
         self.distrusted: set[PageId] = set()
-        """Pages that are not found any more, and are there."""
+        """Pages that exist but are not found any more."""
         self.rooms: dict[int, tuple[PageId, ...]] = {}
         self.fresh = 0
         self.next_room = 0

@@ -149,7 +149,7 @@ def test_a_record_under_anothers_seal_is_corrupt() -> None:
 
 
 def test_a_record_that_counts_more_than_it_can_hold_is_corrupt() -> None:
-    """Written by a peer that checks nothing, its own checksum right."""
+    """The record is written by a peer that checks nothing, and its own checksum is right."""
     for offset, count, told in ((40, ALTERNATIVES_MAX + 1, "21 alternatives"), (42, 5, "pages of 5 groups")):
         slot = slot_of(SAMPLE)
         slot[offset : offset + 2] = struct.pack("<H", count)

@@ -125,7 +125,7 @@ def test_flipped_bits_are_never_read(record: MetadataRecord, bits: list[int]) ->
 def test_a_part_of_a_slot_says_all_or_nothing(
     record: MetadataRecord, landed: int, from_the_end: bool, before: bytes
 ) -> None:
-    """A write that has come as far as `landed` bytes, from either end, over whatever lay there."""
+    """A write has come as far as `landed` bytes, from either end, over any earlier content."""
     whole = bytes(slot_of(record))
     slot = before[:-landed] + whole[-landed:] if from_the_end and landed else whole[:landed] + before[landed:]
     if from_the_end and not landed:

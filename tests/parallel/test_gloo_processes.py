@@ -152,7 +152,7 @@ def test_a_follower_that_waits_for_an_idle_leader_learns_that_another_died(ranks
 
 
 def test_idle_ranks_do_not_compute(ranks: Ranks) -> None:
-    """Three seconds of waiting; a spinning rank would use them up."""
+    """A rank that spins would use up the three seconds of waiting as processor time."""
     for process in ranks.start(["idle", "idle", "idle"], timeout_s=30):
         *turns, last = lines(process)
         assert turns == TURNS_OF_THREE

@@ -122,7 +122,7 @@ def test_prompts_that_are_scored_share_the_part_of_a_step_that_may_be() -> None:
 
 
 def test_behind_the_last_token_that_is_scored_nothing_is() -> None:
-    """The prompt's last one is: by the position before it."""
+    """The prompt's last token is scored by the position before it."""
     assert told([room(1, 9, computed=8, top=0), room(2, 9, computed=3, top=0)], 20, scored=4) == [
         (1, 8, 9, True),
         (2, 3, 7, False),

@@ -34,7 +34,7 @@ HELD_STEPS = 5_000
 
 
 class Ended(Exception):
-    """The stream did; how."""
+    """Raised with the way in which the stream ended."""
 
 
 class Voice:
@@ -371,7 +371,7 @@ async def test_room_issued_a_grant_that_comes_before_its_room_waits_for_it_and_c
 
 
 async def test_a_stream_that_ends_late_leaves_the_grants_of_the_one_in_its_place(served: Served) -> None:
-    """Said again on another stream, a grant is that one's."""
+    """A grant that is repeated on another stream belongs to that stream."""
     served.name()
     served.bench.connect(served.receiver)
     last, next_one = (handover_stream.HandOverStream(served.bench.work) for _ in range(2))

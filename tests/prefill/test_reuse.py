@@ -18,7 +18,7 @@ from tests.prefill.bench import PAGES
 from tests.prefill.test_turn import Pair, computing, settle
 
 PROMPT = tuple(range(100, 110))
-"""Two whole pages of four, and half of one."""
+"""A prompt of two whole pages of four tokens, and half of one."""
 LONGER = (*PROMPT[:8], 7, 8, 9)
 
 
@@ -152,7 +152,7 @@ async def test_what_a_failed_room_computed_is_not_kept_and_what_it_used_stays(pa
 async def test_what_a_failed_step_was_computed_from_is_not_begun_with_while_its_room_still_writes(
     slow: Pair,
 ) -> None:
-    """The retry comes when the failure was reported, which is before the writes have ended."""
+    """The retry comes when the failure was reported, before the writes have ended."""
     bench = slow.bench
     await hand_over(slow, 1, PROMPT, (9, 2, 3))
     caller = await bench.run(toy.request("1001", LONGER))

@@ -108,7 +108,7 @@ async def test_source_pinned_a_connect_that_comes_late_proves_nothing(pair: Pair
 
 
 async def test_incarnation_a_connect_that_comes_late_takes_no_way_from_a_newer_exposure() -> None:
-    """The room that is written by it, and the next one, go on as if it had not come."""
+    """The room that is being written, and the next one, go on as if the late connect had not come."""
     pair = Pair(hold_steps=100)
     await pair.write()
     with pytest.raises(NotConnected):

@@ -26,7 +26,7 @@ RECORD = MetadataRecord(RoomId(9), Generation(5), TOKENS, cached_tokens=0, pages
 
 
 class Watched(MemoryTransfer):
-    """Notes what is posted, and how much was under way by then."""
+    """A transfer that records each put and how many were under way by then."""
 
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation) -> None:
         super().__init__(fabric, incarnation)

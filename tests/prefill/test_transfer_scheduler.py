@@ -19,7 +19,7 @@ from tests.prefill.test_group import Group
 from tests.prefill.test_turn import Pair, settle
 
 PROMPT = tuple(range(100, 116))
-"""Four pages, and a window each."""
+"""A prompt of four pages, each a transfer window of its own."""
 ROOMS = 3
 BUSY = "baton_kv_transfer_busy_seconds_total"
 
@@ -78,7 +78,7 @@ async def test_a_few_windows_leave_in_a_turn_however_many_rooms_wait(waiting: tu
 async def test_rooms_send_in_turns(
     waiting: tuple[Pair, list[int]], monkeypatch: pytest.MonkeyPatch, windows: int
 ) -> None:
-    """However few windows there are for all of them, and however many of these one could use alone."""
+    """This holds for few windows in all, and for rooms that could use many of them."""
     pair, posted = waiting
     a_turn(monkeypatch, windows)
     turns = 0

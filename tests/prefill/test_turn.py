@@ -299,7 +299,8 @@ async def test_a_cancel_in_any_phase_gives_everything_back(slow: Pair, phase: st
 async def test_retracted_is_no_failure_where_prefill_has_not_yet_seen_that_all_is_written(
     slow: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Decode had the seal, and drew, and needs the pages: the room is ended here before its writes are."""
+    """Decode had the seal, decoded, and needs the pages. The room is ended here before its writes are seen to
+    end."""
     caplog.set_level("INFO")
     bench = slow.bench
     caller = await bench.run(toy.request("1", PROMPT))

@@ -60,7 +60,7 @@ class Sound(Protocol):
 
 
 Ask = Callable[[int, str], Answered]
-"""Sends the request of a number under an id, and returns its answer."""
+"""Function that sends the request of this number under an id, and returns its answer."""
 
 
 class Disturbed:

@@ -58,7 +58,7 @@ Fault = Callable[["Scene", str], None]
 
 @dataclass
 class Client:
-    """Asks one prompt again and again, and looks at every token."""
+    """A client that sends one prompt again and again, and checks every token."""
 
     stack: Stack
     model: str

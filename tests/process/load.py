@@ -19,16 +19,17 @@ from tests.process.stack import Stack
 ANSWER_S: Final = 300.0
 ROOMS_LISTED: Final = 1000
 LONG: Final = 200
-"""Tokens that a request asks for which hangs up before they have come."""
+"""Tokens of a request whose client hangs up before they have come."""
 ROUNDS_MAX: Final = 60
-"""Prompts stick to workers that had them: every pair has served one after 3 to 17 rounds."""
+"""Most rounds of prompts. Prompts return to workers that had them, and every pair has served one after 3 to
+17 rounds."""
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Prompts, and what the reference library continues each with."""
+    """Prompts, and the reference library's continuation of each."""
 
     prompts: Sequence[Sequence[int]]
     answers: Sequence[Sequence[int]]

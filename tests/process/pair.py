@@ -28,8 +28,8 @@ TRANSPORTS: Final = {
     "tcp": {"UCX_TLS": "tcp", "UCX_TCP_SNDBUF": "128k", "UCX_TCP_RCVBUF": "128k"},
     "cma": {},
 }
-"""NIXL's over sockets alone, and what UCX picks on this machine: cross-memory attach as a rule. Sockets that
-may grow come to hold a whole write, which then ends without its sender."""
+"""NIXL over sockets alone, and over the transport that UCX picks on this machine, usually cross-memory
+attach. Socket buffers that may grow can take a whole write, which then ends without its sender."""
 GPU: Final = "gpu"
 """Transport that UCX picks for a GPU's memory: usually copies by the GPU."""
 LARGE: Final = 16

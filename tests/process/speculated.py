@@ -31,7 +31,7 @@ from tests.process.structured import tiny_model
 TOKENS: Final = 160
 SHORTEST: Final = 40
 FEW: Final = tuple(range(1_000, 1_006))
-"""Tokens that are drawn."""
+"""Ids of the tokens that answers may have."""
 DRAFTS: Final = "baton_decode_draft_tokens_total"
 WORDS: Final = {"type": "array", "items": {"enum": ["sea", "sand"]}, "minItems": 30, "maxItems": 30}
 KINDS: Final[tuple[dict[str, Any], ...]] = (

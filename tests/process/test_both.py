@@ -19,7 +19,7 @@ from tests.process.test_retraction import CONTEXT, Asking
 from tests.support.shared import Shared
 
 BETWEEN: Final = 8
-"""Answers between two things that happen."""
+"""Answers between two events of the test."""
 OUTPUT: Final = 24
 COMPUTED: Final = "baton_prompts_computed_total"
 HANDED_OVER: Final = "handed_over"

@@ -36,7 +36,8 @@ SEEDED = {
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
 NUMBERS = {"type": "array", "items": NUMBER, "minItems": 14, "maxItems": 14}
 HELD = {"temperature": 1.0, "seed": 11, "guided_json": NUMBERS}
-"""An answer whose form knows where it is: begun anew in another room, it would have another end."""
+"""Request for an answer whose form depends on the position, so that one begun anew in another room would have
+another end."""
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,8 @@ class Killer:
 def test_a_decode_worker_killed_in_mid_stream_is_not_noticed(
     pairs: Stack, demo_model_dir: Path, more: dict[str, Any]
 ) -> None:
-    """The client sees what it sees without, which greedily is what the reference library draws."""
+    """The client gets the same stream as without the kill. Greedily, it is what the reference library
+    draws."""
     start = pairs.idle_gauges()
     unbroken = chat(pairs, **more)
     if more["temperature"] == 0:

@@ -92,7 +92,7 @@ def test_gate_before_agree_no_rank_admits_while_another_has_no_seal(tensors: Han
 
 @pytest.mark.timeout(300)
 def test_a_rank_that_admits_on_its_own_evidence_is_found_out_in_the_next_turn(tensors: Hand) -> None:
-    """The old defect on one rank: the others stop instead of waiting for what it will not come to."""
+    """One rank has the old defect. The others stop instead of waiting for a step that it never joins."""
     [prompt] = any_prompts([70], VOCABULARY)
     want = tensors.ids(prompt)
     tensors.stack.idle_gauges()
@@ -114,7 +114,8 @@ def test_a_rank_that_admits_on_its_own_evidence_is_found_out_in_the_next_turn(te
 def test_without_the_comparison_of_rosters_a_rank_that_admits_on_its_own_evidence_hangs_its_group(
     tensors: Hand,
 ) -> None:
-    """The field's defect whole: one rank computes, and waits for another that does not know why it should."""
+    """This is the whole field defect: one rank computes, and waits for another that does not know of the
+    step."""
     _end(tensors.decode)
     tensors.start(tensors.decode, "blind")
     [prompt] = any_prompts([70], VOCABULARY)

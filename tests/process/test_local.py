@@ -48,8 +48,7 @@ def local_rooms(stack: Stack) -> float:
 @pytest.mark.timeout(300)
 @of_ranks(2, more=[1])
 def test_the_death_of_prefill_is_slower_and_no_error(stacks: Shared[Stack], stack: Stack) -> None:
-    """Whatever was asked for, each answer is the one that is drawn alone: with prefill, without it, and when
-    it is back."""
+    """Each answer is the one that is drawn alone: with prefill, without it, and when it is back."""
     start, asking = stack.idle_gauges(), stacks.once("asking", Asking)
     with asking.over_and_over() as rounds:
         rounds.wait(BETWEEN, 0)

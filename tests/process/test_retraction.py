@@ -31,7 +31,7 @@ BETWEEN: Final = 4
 RETRACTIONS: Final = 10
 ROUNDS_MAX: Final = 20
 WAITING: Final = 24
-"""Chats that come at once: a few of them fit."""
+"""Number of chats that come at once, of which a few fit."""
 FAILED: Final = "baton_rooms_failed_total"
 STOPPED: Final = 1
 """Index in ASKED of the request that ends with a stop string."""
@@ -246,7 +246,7 @@ def test_every_answer_is_the_one_that_is_drawn_alone_however_often_rooms_are_ret
 
 @of_ranks(1)
 def test_nobody_fails_for_waiting(stacks: Shared[Stack], stack: Stack) -> None:
-    """Chats that say nothing of their length, of which two or three fit at once."""
+    """The chats give no length, and only two or three of them fit at once."""
     start, before = stack.idle_gauges(), failed(stack)
     model = stacks.once("asking", Asking).bodies[0]["model"]
 

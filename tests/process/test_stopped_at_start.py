@@ -21,7 +21,7 @@ from tests.preloaded import BOOTSTRAP, WORKERS
 from tests.process.stack import READY_S
 
 SOON_S = 10.0
-"""Loading takes far longer here, and so does the drain time."""
+"""Time in which a stopped process has to end, seconds. Loading and the drain time take far longer."""
 
 
 def _loads(*_: object) -> None:

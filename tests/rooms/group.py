@@ -36,11 +36,11 @@ class Settled(Generic[R]):
     """Result of one turn: each rank's votes, the verdict, and what each rank has to do about it."""
 
     wishes: Sequence[Sequence[Vote]]
-    """[rank][place]"""
+    """Votes of the ranks, as [rank][place]."""
     reasons: Sequence[dict[int, Reason]]
-    """[rank], by place"""
+    """Reasons of the ranks' aborts, by rank, then place."""
     verdict: Sequence[Vote]
-    """[place]"""
+    """The agreed vote of each place."""
     effects: Sequence[list[tuple[R, AnyEffect]]]
     """[rank], in the order of settling"""
 

@@ -158,7 +158,7 @@ def test_a_sender_cannot_seal_what_it_was_not_granted() -> None:
 
 
 def test_seal_last_nobody_seals_before_all_ranks_have_written() -> None:
-    """A rank that has written wishes the next phase; only there may it seal."""
+    """A rank that has written votes for the next phase, and may seal in that phase only."""
     room = granted()
     assert room.vote(1, has_capacity=False) is Vote.STAY
     room.note(Written())

@@ -62,7 +62,7 @@ def test_where_few_places_are_alike_it_is_the_longest(tokens: list[int], most: i
 
 @given(TOKENS, TOKENS, st.integers(1, 9))
 def test_it_is_the_same_however_the_tokens_came(first: list[int], then: list[int], most: int) -> None:
-    """Ranks that read a prompt in other pieces draft the same."""
+    """Ranks that read a prompt in other pieces draft the same tokens."""
     pieces = NgramLookup(9)
     pieces.enter(first)
     for token in then:

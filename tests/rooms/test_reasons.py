@@ -86,7 +86,8 @@ def test_only_what_takes_nothing_from_a_client_is_not_counted() -> None:
 
 
 def test_what_is_nobodys_fault_is_no_failure_and_any_failure_of_the_same_turn_is_told_instead() -> None:
-    """Ranks agree on the reason listed last: a room that is retracted on one and fails on another fails."""
+    """Ranks agree on the reason that is listed last. A room that one rank retracts and another one fails has
+    failed."""
     nobodys = [each for each, facts in REASONS.items() if not facts.is_attempt]
     assert nobodys == [Reason.RETRACTED, Reason.LOCAL] == list(Reason)[: len(nobodys)]
     assert not any(REASONS[each].is_failure or REASONS[each].is_counted for each in nobodys)

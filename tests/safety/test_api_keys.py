@@ -15,7 +15,7 @@ ONE, TWO, THREE = "sk-one-0123456789", "sk-two-0123456789", "sk-three-0123456789
 
 
 class Watch:
-    """Time that the tests let pass."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -165,7 +165,8 @@ def admitted(
 def test_an_answer_is_the_same_handed_over_and_gone_on_with_anywhere(
     engines: tuple[TorchEngine, TorchEngine], grammar: Grammar, sampling: Sampling
 ) -> None:
-    """Prefill masks the first token, decode the others; a later room folds anew behind what was had."""
+    """Prefill masks the first token and decode the others. A later room rebuilds the grammar state from the
+    earlier output."""
     here, there = ShuffledWorker(engines[0]), ShuffledWorker(engines[1], seed=1)
     (whole,) = here.run([admitted(here, grammar, sampling)], chunk=8)
     asked = admitted(here, grammar, sampling).sequence.request

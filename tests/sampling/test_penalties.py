@@ -23,7 +23,7 @@ def penalised(scores: torch.Tensor, tokens: Sequenced[int]) -> torch.Tensor:
 
 
 def test_what_was_seen_is_kept_and_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that come again, several at once, and ids that nothing can draw."""
+    """The cases are repeated tokens, several new ones at once, and ids that cannot be drawn."""
     numbers = torch.Generator().manual_seed(3)
     sequence = Sequence(Request("mine", (3, 5, 3, VOCABULARY, -1), 100, sampling=ASKED), [])
     looked: list[range] = []

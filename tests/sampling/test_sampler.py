@@ -264,7 +264,7 @@ def test_ending_ids_wait_for_min_tokens_whatever_the_bias() -> None:
 
 
 def test_logprobs_are_the_models_own() -> None:
-    """Neither penalty nor bias nor temperature shows in them; the chosen token's own comes first."""
+    """Penalties, biases and the temperature do not change them. The chosen token's logprob comes first."""
     scores = logits(3)
     expected = scores.double().log_softmax(dim=-1)
     bias = ((5, 50.0),)
@@ -386,7 +386,8 @@ def test_the_least_number_makes_no_unlikely_token_win() -> None:
 
 
 def test_numbers_stay_what_they_are() -> None:
-    """Workers of different versions continue each other's sequences: a change here breaks them."""
+    """Workers of different versions continue each other's sequences, so a change of these numbers breaks
+    them."""
     found = numbers(list(GOLDEN), 50_000, torch.device("cpu"))[:, [0, 1, 49_999]].tolist()
     assert found == [pytest.approx(each, rel=1e-7) for each in GOLDEN.values()]
 

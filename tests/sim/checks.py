@@ -33,7 +33,7 @@ LOSSES: Final = frozenset({"request lost", "answer lost", "reset", "slow message
 TROUBLE: Final = DEATHS | SILENCE | LOSSES | {"bootstrap crash"}
 
 HUSHED: Final = SILENCE - {STALL} | LOSSES | {"bootstrap crash"}
-"""Troubles that keep what a worker says from the bootstrap. That what it says comes late is none of them."""
+"""Troubles that keep a worker's messages from the bootstrap. Delays are not among them."""
 
 QUIET: Final = DEATHS - {"rank pause"} | WRITES | FLIPS | {"step failed", "rank abort", "cancel", "storm"}
 """Troubles that keep no news from anyone."""
@@ -70,7 +70,7 @@ PATIENCE: Final = frozenset(
         "no worker",
     }
 )
-"""Reasons that come of waiting for an answer no longer than it takes."""
+"""Reasons that come from giving up the wait for an answer that takes long."""
 ROOMS_MAX: Final = RetryBounds().rooms_max
 """Most rooms of a request in a row that bring no token."""
 PAUSES_MS: Final = (10, 40, 160, 500, 500)
@@ -93,7 +93,7 @@ NAMED: Final = {
     Reason.DEADLINE.value: "room-ends",
     Reason.RETRACTED.value: "retracted-is-no-failure",
 }
-"""Reasons that nothing that happens here explains, and the invariant that was broken instead."""
+"""Reasons that no fault of the simulation explains, and the invariant that each shows broken."""
 
 
 def explained(reason: str, faults: "Counter[str]") -> bool:

@@ -110,7 +110,7 @@ def this_process() -> SimulatedProcess:
 
 
 class SimulatedHandle(events.Handle):
-    """A callback of one process, with what only asyncio's own loops know of it."""
+    """A callback of one process, with the fields that asyncio's own loops expect."""
 
     __slots__ = ()
 

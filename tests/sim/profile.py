@@ -85,7 +85,7 @@ class Profile:
     arrivals_s: float
     """Time over which the rooms' requests arrive, seconds."""
     reuse: bool = True
-    """Workers keep the pages of ended sequences for those that begin alike."""
+    """Whether workers cache the pages of ended sequences for those that begin alike."""
     alike: float = 0.2
     """Share of prompts that begin like others."""
     several: float = 0.0
@@ -97,7 +97,7 @@ class Profile:
     local: float = 0.0
     """Share of rooms that decode's leader claims to compute itself."""
     both: int = 0
-    """Number of pairs of workers, the first ones, that are one process each."""
+    """Number of pairs of workers that share one process each, the first ones."""
     drafts_by: int = 0
     """Tokens by which decode workers look up drafts. Most answers repeat themselves then."""
     kv_heads: tuple[int, ...] = (1, 2)
@@ -220,7 +220,8 @@ GROUPS: Final = (
 )
 """The toy has two KV heads and three layers: four ranks hold each head twice, two stages are uneven."""
 STAGELESS: Final = (ONE, Topology(2), Topology(4))
-"""A decode worker has no stages, by which the sums of its pages would have to be told apart."""
+"""Topologies of a decode worker. None has pipeline stages, since the page sums of stages would have to be
+told apart."""
 SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "choices": {"several": (0.5, 0.9)},
     "drafts": {

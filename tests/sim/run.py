@@ -31,7 +31,8 @@ ROOMS: Final = 250
 READY_S: Final = 90.0
 """Time in which everything is ready, at first and after all faults were repaired, seconds."""
 LAST_TRIES: Final = 3
-"""A way that broke while it was not used is found out, and made anew, by a room that fails."""
+"""Tries of each last request. A connection that broke unused is found out by a room that fails, and is made
+anew."""
 REST_S: Final = 150.0
 """Time in which everything comes to rest, seconds. The registry waits for reports of rooms for a minute."""
 

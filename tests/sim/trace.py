@@ -8,7 +8,8 @@ from typing import Final
 EVENTS_KEPT: Final = 50_000
 LINES_MAX: Final = 80
 SAME_MAX: Final = 4
-"""Violations of one invariant that are kept: what follows from the first ones says little."""
+"""Most violations of one invariant that are recorded, since those that follow from the first ones say
+little."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ GRACE_S: Final = 1.5
 """Seconds that the platform leaves the other ranks after one has ended, so that they report the cause."""
 KILL_S: Final = 0.05
 LEFT: Final = "left"
-"""Why a worker has ended that was not lost."""
+"""Reason of the end of a worker that was not lost."""
 
 
 class SimulatedWorker:

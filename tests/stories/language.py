@@ -69,7 +69,7 @@ Act = Callable[[int, Any], None]
 """An action on one rank, given its number and the rank."""
 MARK = "----"
 UNSAID: Final = ("peer", "exposure", "phase_ms", "of_rank")
-"""Fields of requests that are the same in all of a dialogue, or no matter of it."""
+"""Fields of requests that a dialogue leaves out, since they are always the same or do not matter."""
 SAID: Final = ">> "
 ASKED: Final = "<< "
 

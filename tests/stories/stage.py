@@ -76,7 +76,7 @@ class Destination:
 
 
 class Stage(Generic[S]):
-    """A worker's rank group."""
+    """The rank group of one worker, on one side of a hand-over."""
 
     def __init__(self, ranks: Sequence[S]) -> None:
         self.ranks = ranks

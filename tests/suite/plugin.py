@@ -30,7 +30,7 @@ from tests.suite.marks import (
 from tests.support.shared import FAILED
 
 RECORD: Final = Path(__file__).parents[1] / "durations.json"
-"""Seconds that each test file took."""
+"""File with the seconds that each test file took."""
 TOGETHER: Final = (
     "tests/process/one_pair/",
     "tests/process/one_stack/",

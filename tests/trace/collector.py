@@ -36,7 +36,7 @@ class Seen:
     trace: str
     id: str
     parent: str
-    """Empty for a root."""
+    """Id of the parent span, empty for a root."""
     state: str
     start_ns: int
     end_ns: int
@@ -54,7 +54,7 @@ class Seen:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Answers at once."""
+    """An OTLP service that answers at once."""
 
     def __init__(self) -> None:
         self._spans: list[Seen] = []

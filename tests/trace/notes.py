@@ -13,7 +13,7 @@ PARENT: Final = read_trace(f"00-{TRACE}-00f067aa0ba902b7-01", "vendor=1")
 
 @dataclass
 class Noted:
-    """A span that is kept here."""
+    """A span that stays in the test."""
 
     trace: TraceContext
     parent: TraceContext | None

@@ -261,7 +261,8 @@ def test_over_tcp_nothing_lands_after_the_memory_was_taken_away(tcp_puppets: Mak
 
 
 def test_over_tcp_releasing_a_handle_stops_nothing(tcp_puppets: MakePuppet) -> None:
-    """Why a handle is kept until the library says that its write has ended, and why no abort releases one."""
+    """This is why a handle is kept until the library reports the write's end, and why no abort releases
+    one."""
     sender, receiver, _ = late_write(tcp_puppets)
     sender.thaw()
     sender.ask("release")
@@ -273,7 +274,7 @@ def test_over_tcp_releasing_a_handle_stops_nothing(tcp_puppets: MakePuppet) -> N
 def test_a_write_to_memory_that_was_taken_away_fails_or_lands_where_nobody_reads(
     puppets: MakePuppet,
 ) -> None:
-    """Posted afterwards, by a sender that has seen nothing of it yet."""
+    """The write is posted after the revocation, by a sender that has not seen it yet."""
     sender, receiver = pair(puppets, 4 * MIB)
     sender.ask("fill", 5)
     sender.ask("drive", False)

@@ -61,7 +61,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Seen:
-    """A page, and what it should not have done."""
+    """A page in the browser, with the complaints and foreign requests that it should not have made."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)

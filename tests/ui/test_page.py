@@ -204,7 +204,7 @@ def test_every_text_can_be_read(seen: Seen, stack: Stack, answered: str, scheme:
 
 
 def test_a_line_that_is_gone_to_lies_under_nothing(seen: Seen, stack: Stack, answered: str) -> None:
-    """Neither the search above nor the keys below, which stay where they are."""
+    """It lies neither under the search above nor under the keys below, which do not scroll."""
     page = seen.page
     page.set_viewport_size({"width": 1280, "height": 400})
     page.goto(f"{stack.url}/ui#/request/{answered}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Piece(NamedTuple):
     name: str
     do: Callable[[], str]
-    """Returns what came of it, for people."""
+    """Function that does the piece, and returns its result as text for people."""
 
 
 def in_lanes(busy: Iterable[Piece], waiting: Iterable[Piece], count: int) -> list[str]:

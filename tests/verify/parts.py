@@ -40,7 +40,7 @@ SCOPES_AT_A_TIME: Final = 8
 
 
 class Broken(Exception):
-    """A part could not be run at all."""
+    """Raised when a part could not be run at all."""
 
 
 def asked(module: str, *words: str, limit_s: float) -> dict[str, Any]:

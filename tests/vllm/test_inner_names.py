@@ -83,7 +83,7 @@ def test_attributes_of_the_runner(engine: Any) -> None:
 
 
 def test_every_variable_is_one_of_vllm() -> None:
-    """An unknown one would be ignored in silence."""
+    """An unknown variable would be ignored without a warning."""
     from baton.vllm.environment import VARIABLES
 
     known = import_module("vllm.envs").environment_variables

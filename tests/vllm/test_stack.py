@@ -124,7 +124,7 @@ def drafts(stack: Stack) -> Counter[str]:
 
 
 def test_decode_is_killed_in_mid_stream(client: httpx.Client, stack: Stack) -> None:
-    """Streams that are drawn with seeds go on, token for token, on the worker that is started anew."""
+    """Seeded streams go on, token for token, on the restarted worker."""
     numbers = range(4)
     undisturbed = [story(client, each) for each in numbers]
     kill = Restart(stack, "decode-0")

@@ -29,7 +29,7 @@ ROLES: Final = {"bootstrap": "bootstrap", "prefill": "prefill-0", "decode": "dec
 """The `role` label of each process, and the name of the process in the stack."""
 VARIABLES: Final = {"$namespace": NAMESPACE, "$worker": ".*", "$__rate_interval": "20s"}
 REFUSED: Final = 8
-"""Requests in a row: one alone is no alert."""
+"""Refused requests in a row, since one alone fires no alert."""
 PROMETHEUS_OWN: Final = re.compile(r"up|scrape_\w+|ALERTS\w*|\w+:.*")
 """Names of the series that Prometheus adds to those it scrapes, recording rules included."""
 

@@ -22,7 +22,7 @@ from tests.wire.servers import channel_to, has_ipv6, serving
 
 LINES = 4_000
 SETTLED = 50
-"""Looks at a count that does not change, before it is taken for final."""
+"""Number of looks at an unchanged count after which it is taken for final."""
 
 
 class WordyDecode(inference_pb2_grpc.DecodeServiceServicer):

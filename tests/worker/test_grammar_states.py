@@ -127,7 +127,7 @@ async def test_a_compiled_grammar_wakes_the_turns(slow: Slow) -> None:
 async def test_what_is_not_compiled_here_ends_its_room_and_nothing_of_it_is_told(
     folds: GrammarStates, slow: Slow, text: str, output: str
 ) -> None:
-    """Intake has compiled it: this is another version's worker."""
+    """The bootstrap has compiled this grammar, and the worker is of another version."""
     slow.go.set()
     asked = request(grammar=regex(text), output=tuple(ids(output)))
     room = sender(folds, asked)

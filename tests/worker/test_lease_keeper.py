@@ -30,7 +30,7 @@ class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     unproven: bool = False
     calls: list[str] = field(default_factory=list)
     held_up: asyncio.Event | None = None
-    """Renewals wait for it in a queue."""
+    """Event that renewals wait for in a queue."""
     turns_ms: list[int] = field(default_factory=list)
     """Turn times that the worker's renewals reported, ms."""
     weight: int | None = None

@@ -138,7 +138,7 @@ async def test_one_step_at_a_time(bench: Bench) -> None:
 
 @pytest.mark.parametrize("summing", [False, True])
 async def test_a_broken_team_is_no_failed_step(bench: Bench, summing: bool) -> None:
-    """Other ranks may not have it: the worker ends, and so the error passes through as it is."""
+    """Other ranks may not have the error, so the worker ends and the error is passed on unchanged."""
     bench.engine.fails = RankGroupBroken("rank 1 of 2: left")
     bench.engine.let_go.set()
     (bench.step_thread.start_sum if summing else bench.step_thread.start)([])

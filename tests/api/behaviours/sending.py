@@ -50,7 +50,7 @@ BASE: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An error that names the field. None: it names no field."""
+    """A refusal that names the request's field at fault, or None if it names no field."""
 
     param: str | None
     status: int = 400
@@ -159,7 +159,7 @@ class Behaviour:
     headers: Mapping[str, str] = field(default_factory=dict)
     method: str = "POST"
     raw: bytes | None = None
-    """Instead of the fields."""
+    """Raw body to send in place of the fields."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

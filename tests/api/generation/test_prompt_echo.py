@@ -328,7 +328,7 @@ async def test_what_is_not_served_is_refused_by_its_name(
 async def test_of_two_tokens_that_are_one_text_the_likelier_is_told(
     http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a token that was not the likeliest would look as if it was."""
+    """Otherwise a token that was not the likeliest would look as if it was."""
     monkeypatch.setattr("baton.api.completions.completion_rendering.token_text", lambda _, **__: "same")
     (choice,) = (await answer(http, prompt=TEXT, echo=True, logprobs=1, max_tokens=0))["choices"]
     scores = scores_of(scoring.asked[0])

@@ -112,8 +112,8 @@ async def test_who_hangs_up_while_waiting_for_a_room_is_told_as_gone(
 
 
 async def test_at_random_points(url: str, backend: ScriptedBackend) -> None:
-    """Sixty clients, two thirds of them cut off after a random number of bytes: the others get all of
-    their text, and every stream is ended."""
+    """Of sixty clients, two thirds are cut off after a random number of bytes. The others get all of their
+    text, and every stream is ended."""
     text = "The quick brown fox jumps over the lazy dog. " * 3
 
     def script(request: Request) -> list[Step]:

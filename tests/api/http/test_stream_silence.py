@@ -50,7 +50,7 @@ EACH_ROUTE: Final = pytest.mark.parametrize("route", ROUTES)
 
 @dataclass
 class SlowBackend(ScriptedBackend):
-    """Lets a request into a room when `admits` is set, or refuses it then."""
+    """A backend that lets a request into a room, or refuses it, once `admits` is set."""
 
     admits: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: Exception | None = None
@@ -319,7 +319,7 @@ async def test_the_anthropic_client_reads_through_pings(backend: SlowBackend) ->
 
 
 class Sent:
-    """Takes what a stream sends, as long as it is `open`."""
+    """A receiver of what a stream sends, as long as it is `open`."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()

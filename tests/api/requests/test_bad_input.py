@@ -277,7 +277,8 @@ async def test_a_large_body_over_a_socket(url: str, backend: ScriptedBackend) ->
 
 
 async def test_a_client_that_writes_all_before_it_reads_gets_its_answer(url: str) -> None:
-    """Most simple clients do; a connection closed under them would lose the 413."""
+    """Most simple clients write all before they read. If the connection were closed earlier, they would lose
+    the 413."""
     size = 30 * 2**20
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -335,7 +336,7 @@ WRONG: Final[dict[str, tuple[type[Shape], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_of_much_that_is_wrong_little_is_collected(what: str) -> None:
-    """Megabytes of it would hold up every other request for seconds, and take gigabytes."""
+    """Megabytes of errors would delay every other request for seconds, and take gigabytes."""
     shape, body = WRONG[what]
     with pytest.raises(ValidationError) as found:
         shape.model_validate(body)

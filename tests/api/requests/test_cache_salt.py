@@ -102,7 +102,7 @@ async def test_an_admin_key_shares_no_prefix_with_an_api_key_or_a_caller_without
 
 
 async def test_a_key_that_replaced_another_finds_nothing_of_it(tmp_path: Path) -> None:
-    """A file of one key each time: what the first one computed is not the second one's."""
+    """A key file has one key at a time. The second key does not reuse what the first one computed."""
     file = tmp_path / "keys"
     file.write_text(KEYS[0])
     now_s = 0.0

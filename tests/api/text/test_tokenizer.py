@@ -270,7 +270,7 @@ except RuntimeError:
 
 
 def test_a_text_of_too_many_tokens_leaves_nothing_of_them_in_its_error() -> None:
-    """Hundreds of bytes a token: they are given back while the error is on its way."""
+    """Each token takes hundreds of bytes. They are freed while the error is passed on."""
     with pytest.raises(TooManyTokens) as caught:
         Tokenizer(tiny.byte_level()).encode("a b c d e f", add_special_tokens=False, most=2)
     kept = [value for frame, _ in walk_tb(caught.tb) for value in frame.f_locals.values()]

@@ -144,7 +144,7 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours_nor_on_threads(
 def test_nothing_is_multiplied_that_nobody_wrote(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, build: Build
 ) -> None:
-    """Whatever was in the memory that a step is given."""
+    """The test covers any content of the memory that a step is given."""
     engine = load_for(build, directory, "three queries a head")
     new_empty = torch.Tensor.new_empty
 
@@ -237,7 +237,7 @@ def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) 
 def test_a_prompt_gives_the_same_however_it_is_cut(
     directory: Directory, build: Build, name: str, page_tokens: int
 ) -> None:
-    """Bit for bit, in its logits and in its pages: by one step, by chunks, or token by token as decode."""
+    """Logits and pages are equal bit for bit: by one step, by chunks, or token by token as decode runs."""
     engine = load_for(build, directory, name, page_tokens)
     [row] = filled(engine, ((0, 100),))
     whole, wrote = logits_of(engine, [row]), entries(engine, [row])

@@ -143,7 +143,7 @@ def test_the_shapes_are_bounded_in_rows_pages_and_tokens(
 
 
 def test_a_step_writes_where_its_rows_do_and_nowhere_else_however_it_is_padded(tiny_dir: Directory) -> None:
-    """Five rows are a step of six: the sixth writes what the fifth does."""
+    """Five rows are padded to six. The sixth writes what the fifth does."""
     recorder = Counting()
     engine, _ = engine_on(tiny_dir("llama-gqa-untied"), recorder)
     worker = ShuffledWorker(engine)

@@ -68,7 +68,7 @@ def test_numbers_that_are_all_of_bfloat16_are_kept_in_so_many_bytes(
 def test_numbers_of_bfloat16_are_kept_so_whatever_they_are_stored_as(
     tmp_path: Path, weights: Tensors, stored: GGMLQuantizationType, number: float, more: float
 ) -> None:
-    """Codes and scales that make such numbers, or others."""
+    """The cases are codes and scales that give bfloat16 numbers, and others that do not."""
     narrow = {name: weight.bfloat16().float() for name, weight in weights.items()}
     name = "model.layers.1.self_attn.o_proj.weight"  # the one kind with rows of whole blocks
     narrow |= {each: torch.full_like(narrow[each], number) for each in narrow if "o_proj" in each}
@@ -194,7 +194,7 @@ def test_rotations_that_the_librarys_names_for_an_architecture_leave_out(
 def test_weights_that_the_library_would_make_up_are_refused(
     tmp_path: Path, weights: Tensors, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Experts, under the architecture of a model that has none."""
+    """The file has the weights of experts under the architecture of a model without any."""
     whole = in_gguf(weights)
     experts = {
         name.replace(".weight", "_exps.weight") if ".ffn_" in name and "norm" not in name else name: tensor

@@ -337,7 +337,7 @@ def test_a_weight_of_another_shape_is_named_with_both(llama: Path, ranks: Topolo
 def test_weights_that_cannot_be_mapped_are_one_line(
     llama: Path, monkeypatch: pytest.MonkeyPatch, ranks: Topology, reason: int
 ) -> None:
-    """The library opens them itself: it may come that far, and no farther."""
+    """The library opens the files itself, so it may come that far and no farther."""
 
     def fails(path: object, *_: object, **__: object) -> None:
         raise OSError(reason, os.strerror(reason), str(path))
@@ -418,7 +418,7 @@ WRITES: Final = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"
 def test_nothing_of_a_model_directory_runs(
     llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Neither at the library's asking, nor from a terminal, where it would ask."""
+    """No code of the directory runs, even if the question at a terminal were answered with yes."""
     marker = tmp_path / "ran"
     for name in ("configuration_mine", "modeling_mine"):
         (llama / f"{name}.py").write_text(WRITES.format(path=str(marker)))
@@ -505,7 +505,7 @@ def test_memory_for_less_than_a_page(llama: Path) -> None:
 
 
 def test_memory_for_less_than_a_worker_needs_to_get_ready(llama: Path) -> None:
-    """A canary would never pass through it, and the stack never say why."""
+    """With less memory, a canary could never succeed, and the stack would never report why."""
     told = rf"12288 holds 1 page of 16 tokens, and {-(-CANARY_TOKENS // 16)} are needed"
     with pytest.raises(NotEnoughMemory, match=told):
         load_engine(

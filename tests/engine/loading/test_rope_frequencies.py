@@ -80,7 +80,7 @@ def of_long_factors(directory: Path, target: Path) -> Path:
 
 
 def test_within_the_original_positions_short_factors_count(longrope: Path) -> None:
-    """The default: what most sequences are, as the library computes them."""
+    """This is the default, since most sequences are that short. The result equals the library's."""
     engine = engine_of(longrope)
     assert engine.model.facts.context_length == engine.layout.context_length == ORIGINAL
     prompts = random_prompts((5, 18))

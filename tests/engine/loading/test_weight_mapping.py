@@ -192,7 +192,7 @@ def test_what_is_joined_is_what_the_library_joins_and_a_part_of_it_is_read_alone
 
 
 def test_every_operation_of_the_library_is_walked_or_known_to_be_refused() -> None:
-    """A new one fails here."""
+    """A new operation of the library fails this test."""
     transforms = [
         each for some in conversion_mapping._build_checkpoint_conversion_mapping().values() for each in some
     ]

@@ -108,7 +108,8 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_released_format_is_read_as_what_it_stands_for(llama: Path, tmp_path: Path, form: str) -> None:
-    """Whole, and as a rank reads it: rows or columns from anywhere to anywhere, whatever the blocks are."""
+    """A weight is read whole, and as a rank reads it: any range of rows or columns, whatever the blocks
+    are."""
     quantised, meant = write(llama, tmp_path, FORMATS[form])
     how, numbers = read_quantization(quantised), load_file(meant / "model.safetensors")
     assert how is not None
@@ -304,7 +305,7 @@ def test_both_sizes_are_told_and_that_the_scheme_of_the_cache_is_not_used(
 def test_beside_a_weight_strips_are_held_while_it_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """However large it is."""
+    """The number of strips does not depend on the weight's size."""
     monkeypatch.setattr(packed_weights, "STRIP", STRIP)
     tensors, meant = FORMATS[form].quantise(
         "x", torch.randn(TALL, generator=torch.Generator().manual_seed(4))

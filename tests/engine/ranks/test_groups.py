@@ -146,7 +146,8 @@ SAMPLINGS = [
 
 @pytest.mark.parametrize("topology", [Topology(2), SQUARE], ids=["tp2", "tp2-pp2"])
 def test_one_rank_draws_for_all(crew: Crew, model: Path, tiny_engine: MakeEngine, topology: Topology) -> None:
-    """Ids and log-probabilities to the last bit on every rank, and those of one engine but for rounding."""
+    """Ids and logprobs are equal to the last bit on every rank, and equal to one engine's apart from
+    rounding."""
     prompts = random_prompts(LENGTHS)
     told = crew.play(topology, rank_scenarios.draws, model, prompts, SAMPLINGS, OUTPUT_TOKENS)
     assert all(each == told[0] for each in told)

@@ -60,7 +60,7 @@ def wrong_row(engine: StepEngine, kind: str) -> Row:
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_row_fails_its_step_before_anything_is_computed(engine: StepEngine, kind: str) -> None:
-    """Also the right row beside it."""
+    """The right row beside it fails, too."""
     before = memory_of(engine).clone()
     good = Row(sequence(), 0, 40, (pages(engine, 40, 5),), sample=True)
     with pytest.raises(ValueError, match=WRONG[kind]):

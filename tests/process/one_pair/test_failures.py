@@ -141,7 +141,7 @@ def test_a_stopped_decode_worker_loses_its_lease_and_comes_back(breakable: Stack
 
 
 def test_a_stack_that_stood_still_as_a_whole_loses_nothing(breakable: Stack) -> None:
-    """A machine that was paused, or had no time for Baton: no worker was silent while somebody listened."""
+    """A machine was paused, or had no time for Baton. No worker was silent while the bootstrap listened."""
     start = breakable.idle_gauges()
     processes = [service.process for service in breakable.services.values()]
     bootstrap = breakable.services["bootstrap"]

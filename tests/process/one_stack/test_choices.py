@@ -103,7 +103,7 @@ def choices_of(stack: Stack, prompt: list[int], **more: Any) -> list[list[int]]:
 def test_own_draws_each_answer_is_that_of_a_request_with_its_seed(
     idle_stack: Stack, length: int, drawing: dict[str, Any]
 ) -> None:
-    """Token by token, where the prompt ends with a page and where it does not."""
+    """Answers are compared token by token, where the prompt ends with a page and where it does not."""
     [prompt] = any_prompts([length], 40_000, seed=9)
     several = choices_of(idle_stack, prompt, n=4, seed=40, **drawing)
     assert several == [choices_of(idle_stack, prompt, seed=seed, **drawing)[0] for seed in range(40, 44)]

@@ -52,7 +52,8 @@ def test_a_forced_call_is_one_whole_and_streamed(client: openai.OpenAI, model: s
 def test_a_conversation_goes_on_behind_a_call_of_a_strict_tool(
     client: openai.OpenAI, model: str, idle_stack: Stack
 ) -> None:
-    """The model may call it, or not, or has to; the client's own `parse` takes strict tools alone."""
+    """The model may call the tool at first, and has to later. The client's own `parse` accepts strict tools
+    only."""
     asked: dict[str, Any] = {"model": model, "tools": [STRICT], "temperature": 0}
     message = client.chat.completions.create(messages=ASK, **asked, max_tokens=40).choices[0].message
     assert message.content or message.tool_calls
