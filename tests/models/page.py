@@ -28,6 +28,8 @@ chunks of 512 and of 40, after a hand-over to another cache, and after another p
 
 * **Served** means that all of that was equal. Nothing else is served: any other model is refused at
   the start, with the words of this page.
+* All of it holds for the torch engine. `--engine vllm` serves other models, those with MLA for one
+  ([which](serving.md#with-vllms-engine)).
 * If the library's own attentions differ from each other (with ALiBi, for one), the column *with*
   says which one was compared.
 * If a model reads images or sound too, its text is served.
