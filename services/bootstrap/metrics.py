@@ -45,7 +45,7 @@ class ClassBand(Enum):
     ABOVE = "above"
     """Band of the classes with numbers below zero. They are served before requests without a priority."""
     DEFAULT = "default"
-    """Band with class zero only: requests without a priority."""
+    """Label of the band of priority class zero alone, which holds the requests without a priority."""
     BELOW = "below"
 
     @classmethod

@@ -240,8 +240,9 @@ class RankProcesses:
                 _update(lambda: file.retain(record))
 
     def _own_exit(self) -> tuple[bytes, Mapping[str, str]]:
-        """Return a secret to report the exit of the next incarnation, and environment variables for its
-        ranks.
+        """Return a secret and the environment variables that give its digest to the next incarnation.
+
+        By the secret this launcher proves to the bootstrap that a report of their exit is its own.
 
         With several machines there is no secret. This launcher does not know when the other ranks have ended.
         """

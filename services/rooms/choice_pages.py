@@ -33,7 +33,8 @@ class ChoicePages:
     """Number of pages that decode grants when the room begins, by KV group. They suffice for the known tokens
     and one more block (`memory-as-used`)."""
     block: PageCounts = field(init=False)
-    """Number of pages of one block, by KV group. A choice grows by at most this many pages in one step."""
+    """Number of pages that one output sequence (choice) takes at a time as it grows, by KV group. A step
+    needs at most this many for it."""
 
     def __post_init__(self) -> None:
         block = lcm(*self.page_tokens)

@@ -62,7 +62,7 @@ class Moment(StrEnum):
     DESTINATION_KNOWN = "destination known"
     """Prefill: the decode worker's pages and slot are known on every rank."""
     COMPUTING = "computing"
-    """Both workers: pages are reserved, and the first step begins. On decode, for local rooms only."""
+    """Both workers: pages are reserved, and the first step begins. Decode: only where it computes prompts."""
     CHUNK_COMPUTED = "chunk computed"
     """Prefill: a step has computed a part of the prompt that is not the last."""
     FIRST_TOKEN = "first token"  # noqa: S105 - no password
