@@ -176,7 +176,7 @@ async def known_callers_only(request: Request) -> None:
 
 
 def _keys_in(headers: Headers, method: str) -> list[str]:
-    """Return the keys that a request presents: at most one in `authorization` and one in `x-api-key`."""
+    """Return the keys that a request presents: at most one in `authorization` and one in `X-Api-Key`."""
     keys = []
     if len(presented := headers.getlist("authorization")) == 1:
         scheme, _, rest = presented[0].strip().partition(" ")

@@ -17,7 +17,7 @@ class ErrorFormat:
     error: Callable[[ApiError, str], Mapping[str, Any]]
     """Function that returns the body of an error response. It takes the error and the request id."""
     id_header: str = "x-request-id"
-    """Name of the response header in which this API's clients expect the request id. `x-request-id` is always
+    """Name of the response header in which this API's clients expect the request id. `X-Request-Id` is always
     sent."""
 
     def answer(self, error: ApiError, request_id: str) -> JSONResponse:

@@ -20,5 +20,5 @@ def first_headers(scope: Scope) -> dict[str, str]:
 
 
 def is_codex(headers: Mapping[str, str]) -> bool:
-    """Return whether the client is Codex (OpenAI's coding agent), judged by `originator` and `user-agent`."""
+    """Return whether the client is Codex (OpenAI's coding agent), judged by `originator` and `User-Agent`."""
     return any(headers.get(name, "").lower().startswith(CODEX) for name in ("originator", "user-agent"))
