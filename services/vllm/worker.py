@@ -149,7 +149,8 @@ def start_worker(
     with restoring_globals():
         try:
             config = args.create_engine_config()
-            _divide_layers(config.model_config.get_total_num_hidden_layers(), topology.pipeline)
+            if topology.pipeline > 1:
+                _divide_layers(config.model_config.get_total_num_hidden_layers(), topology.pipeline)
             with set_current_vllm_config(config):
                 worker = _load(config, rank)
                 current_platform.update_block_size_for_backend(config)
