@@ -43,7 +43,6 @@ from baton.runtime.host_memory import CannotMove
 from baton.runtime.logging import Log
 from baton.transfer.transfer_protocol import TransferError
 from baton.wire.baton.v1 import group_pb2, inference_pb2
-from baton.wire.conversions import tables_to_wire
 from baton.worker.assembly import RankPorts
 from baton.worker.polling import deadline_s
 from baton.worker.rank_work import RankWork
@@ -207,7 +206,9 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                 if self.peers.connect(self.roster.get(request.room).prefill, request.room):
                     self.receiving.note(request.room, Connected())
             case Grant():
-                self._grant(self.roster.get(request.room), request)
+                room = self.roster.get(request.room)
+                self._metrics.reused(request.prefix_tokens, room.request.prefill_tokens)
+                self.peers.grant(room.prefill, request)
             case Join():
                 room = self.roster.get(request.room)
                 if room.local:
@@ -216,10 +217,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                     self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
                 self.scheduler.join(room)
             case ClaimRoom():
-                claim = inference_pb2.GrantRequest(
-                    room=request.room, receiver=self.ports.incarnation, mine=True
-                )
-                self.peers.grant(self.roster.get(request.room).prefill, claim)
+                self.peers.grant(self.roster.get(request.room).prefill, request)
             case SumPages():
                 self._landing.begin(self.roster.get(request.room), request.first_token)
             case Close():
@@ -235,19 +233,6 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     def _retired(self, retired: Retired, detail: str = "") -> None:
         self.peers.over(retired.room)
         super()._retired(retired, detail if retired.proof is None else retired.proof.value)
-
-    def _grant(self, room: DecodeRoom, grant: Grant) -> None:
-        self._metrics.reused(grant.prefix_tokens, room.request.prefill_tokens)
-        request = inference_pb2.GrantRequest(
-            room=room.id,
-            receiver=self.ports.incarnation,
-            generation=grant.generation,
-            pages=tables_to_wire(grant.pages),
-            slot=grant.slot,
-            exposure=grant.exposure,
-            prefix_tokens=grant.prefix_tokens,
-        )
-        self.peers.grant(room.prefill, request)
 
     def _take_memory_back(self) -> None:
         """Move the exposed memory out of reach of all senders. Raises MemoryNotMoved, after which this worker

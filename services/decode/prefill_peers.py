@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from baton.decode.receiver_identity import ReceiverIdentity
 from baton.decode.sender_link import SenderLink
+from baton.handover.requests import ClaimRoom, Grant
 from baton.ids import Generation, Incarnation, RoomId
 from baton.transfer.transfer_protocol import Endpoint
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2
@@ -33,7 +34,7 @@ class Peers(Protocol):
         the connection.
         """
 
-    def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+    def grant(self, peer: rooms_pb2.Peer, grant: Grant | ClaimRoom) -> None:
         """Send a room's grant to its prefill worker when the present turn has ended. If the worker refuses
         it, the room is cancelled."""
 
@@ -89,8 +90,8 @@ class LeaderPeers:
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
         return self._link(peer).connect(room)
 
-    def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
-        self._link(peer).grant(request)
+    def grant(self, peer: rooms_pb2.Peer, grant: Grant | ClaimRoom) -> None:
+        self._link(peer).grant(grant)
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
         self._link(peer).close(room, generation)
@@ -107,7 +108,7 @@ class LeaderPeers:
     def doubt(self, peer: Incarnation) -> None:
         link = self.links.get(peer)
         if link is not None:
-            link.connected = False
+            link.session.doubt()
 
     def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None:
         self._identity.endpoints = endpoints
@@ -161,7 +162,7 @@ class FollowerPeers:
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:  # noqa: ARG002
         return True  # the leader's vote decides when, not a follower's
 
-    def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None: ...
+    def grant(self, peer: rooms_pb2.Peer, grant: Grant | ClaimRoom) -> None: ...
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None: ...
 

@@ -25,8 +25,9 @@ class ReceiverIdentity:
     its own."""
 
     @property
-    def exposure(self) -> int:
-        return self.endpoints[0].incarnation
+    def exposure(self) -> Incarnation:
+        """Id under which rank 0 exposes its memory. 0 while `endpoints` is empty."""
+        return Incarnation(self.endpoints[0].incarnation if self.endpoints else 0)
 
     def connect(self) -> inference_pb2.ConnectRequest:
         return inference_pb2.ConnectRequest(

@@ -3,6 +3,8 @@
 Each rank of a worker drives one side: `SendingSide` on a prefill worker, `ReceivingSide` on a decode worker.
 A side is pure. It has no clock, socket, thread, tensor or logger. Commands, evidence and the time go in.
 Requests to the world come out of `take_requests`, in the order in which they are to be carried out.
+The workers of a pair exchange messages about their rooms over one session, which is pure in the same way. Its
+halves are `ReceivingSession` and `SendingSession`, one for each peer, on the leaders of their workers.
 The package imports `baton.rooms`, `baton.pages`, `baton.ids` and `baton.topology` only. Its drivers are
 `RankWork` with its subclasses `PrefillWork` and `DecodeWork`, the model, the simulation and the stories.
 
@@ -39,6 +41,13 @@ result enters the core later, as a command or as evidence. The duties of a drive
 * `SendPages`: write the whole pages of the first tokens, in windows.
 * `SendRecord`: write the metadata record to each rank of the receiver.
 * `SendSeal`: write the seal, after all ranks agreed that everything else is written.
+
+A driver of a half of a session carries its messages, and carries out its requests:
+
+* It sends what `take_connect`, `take_grant` and `take_closes` return, for as long as `is_due`.
+* It passes answers to `receive`, and the end of a stream to `stream_ended`.
+* It passes the result of each `ApplyGrant`, `ApplyClose` and `AwaitQuiet` back to `SendingSession`.
+* `StartTimer`: call `fire` after the time. `StopTimer`: do not.
 
 Rules for a driver:
 

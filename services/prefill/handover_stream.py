@@ -1,9 +1,7 @@
 """Stream of one decode worker to this prefill worker.
 
-Requests for many rooms at one time arrive in one message, enter one turn, and are answered in one message. A
-connect or a grant is answered when a turn has applied it. A close is answered when it is proven that no write
-of its room can follow. No request has a deadline: as long as the stream lives, the receiver knows that this
-worker does.
+Requests for many rooms at one time arrive in one message, enter one turn, and are answered in one message.
+When each is answered, and which grants wait for their rooms, is decided by `baton.handover.sending_session`.
 """
 
 import asyncio
@@ -11,12 +9,22 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar, assert_never
 
-from baton.ids import Incarnation, RoomId
-from baton.prefill.early_grants import EarlyGrant
+from baton.handover.sending_session import (
+    AnswerClose,
+    AnswerGrant,
+    ApplyClose,
+    ApplyGrant,
+    AwaitQuiet,
+    SendingRequest,
+    SendingSession,
+)
+from baton.handover.session_messages import StartTimer, StopTimer, Timer
+from baton.ids import Generation, Incarnation, RoomId
 from baton.prefill.prefill_work import PrefillWork
-from baton.rooms.errors import PeerFault, Refusal, UnknownRoom
+from baton.rooms.errors import PeerFault, Refusal
+from baton.runtime.timers import Timers
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.channel import check_incarnation
 from baton.wire.errors import refusal_to_wire
@@ -40,8 +48,8 @@ class HandOverStream:
         self._mailbox = work.ports.mailbox
         self._mine = work.ports.incarnation
         self._layouts = work.ports.layouts
-        self.receiver: Incarnation | None = None
-        """Incarnation of the decode worker. None until it has proven its identity."""
+        self.session: SendingSession[inference_pb2.GrantRequest] = SendingSession(work.early, self)
+        self._timers = Timers(self._fire)
         self._secret = b""
         self.unsent: deque[Answer] = deque()
         self._news = asyncio.Event()
@@ -49,14 +57,14 @@ class HandOverStream:
         self._pending: set[asyncio.Future[None]] = set()
         """Futures of requests that no turn has applied yet, and of closes whose rooms may still have writes
         under way."""
-        self.early_grants: dict[RoomId, EarlyGrant] = {}
-        """Grants of this stream whose rooms have not been opened on this worker yet."""
-        self._closing: set[RoomId] = set()
-        """Rooms that the decode worker has closed and whose close has no answer yet. A second close of such a
-        room is ignored. A grant of such a room does not wait for the room to open."""
         self._end: Exception | None = None
         self._over = False
         self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def receiver(self) -> Incarnation | None:
+        """Incarnation of the decode worker. None until it has proven its identity."""
+        return self.session.receiver
 
     @asynccontextmanager
     async def reading(
@@ -77,8 +85,8 @@ class HandOverStream:
             await asyncio.gather(self._reading, return_exceptions=True)
             for pending in list(self._pending):
                 pending.cancel()
-            while self.early_grants:
-                self._work.early.drop(self.early_grants.popitem()[1])
+            self.session.end()
+            self._carry_out()
 
     async def messages(self) -> AsyncGenerator[inference_pb2.HandOverReply, None]:
         """Yield messages with answers until the stream ends. Raises the error that ended it."""
@@ -123,7 +131,7 @@ class HandOverStream:
         greeting = request.greeting
         check_incarnation(self._mine, greeting.incarnation)
         self._work.receivers.check(Incarnation(greeting.receiver), greeting.secret)
-        self.receiver, self._secret = Incarnation(greeting.receiver), greeting.secret
+        self.session.receiver, self._secret = Incarnation(greeting.receiver), greeting.secret
 
     def _take(self, request: inference_pb2.HandOverRequest) -> None:
         """Put all requests of one message into the mailbox, so that one turn applies them. Raises
@@ -136,15 +144,10 @@ class HandOverStream:
             self._ask(group_pb2.Command(connect=request.connect), partial(self._connected, request.connect))
         for grant in request.grants:
             grant.receiver = self.receiver
-            self._ask_grant(grant)
+            self.session.grant(RoomId(grant.room), grant)
         for close in request.closes:
-            room = RoomId(close.room)
-            if room in self._closing:
-                continue  # it has one answer
-            close.receiver = self.receiver
-            self._drop_early(room)
-            self._closing.add(room)
-            self._ask(group_pb2.Command(close=close), partial(self._closed, close))
+            self.session.close(RoomId(close.room), Generation(close.generation))
+        self._carry_out()
 
     def _ask(self, command: group_pb2.Command, answered: Callable[[Exception | None], None]) -> None:
         try:
@@ -165,9 +168,6 @@ class HandOverStream:
 
         pending.add_done_callback(answer)
 
-    def _ask_grant(self, grant: inference_pb2.GrantRequest) -> None:
-        self._ask(group_pb2.Command(grant=grant), partial(self._granted, grant))
-
     # ---- answers
 
     def _connected(self, connect: inference_pb2.ConnectRequest, error: Exception | None) -> None:
@@ -181,30 +181,54 @@ class HandOverStream:
         self._answer(reply)
 
     def _granted(self, grant: inference_pb2.GrantRequest, error: Exception | None) -> None:
-        room = RoomId(grant.room)
-        if isinstance(error, UnknownRoom) and room not in self._closing:
-            if room in self._work.roster:  # the room opened in the same turn, after the grant
-                self._ask_grant(grant)
-                return
-            if not self._work.roster.retired(room) and self._keep_early(grant, error):
-                return
-        reply = inference_pb2.GrantReply(room=room)
-        if error is not None:
-            reply.refused.CopyFrom(refusal_to_wire(error))
-        self._answer(reply)
+        room, roster = RoomId(grant.room), self._work.roster
+        is_open, is_retired = room in roster, roster.retired(room)
+        self.session.grant_applied(room, grant, error, is_open=is_open, is_retired=is_retired)
+        self._carry_out()
 
-    def _closed(self, close: inference_pb2.CloseRequest, error: Exception | None) -> None:
+    def _closed(self, room: RoomId, generation: Generation, error: Exception | None) -> None:
+        self.session.close_applied(room, generation, error)
+        self._carry_out()
+
+    def _quiet(self, room: RoomId, generation: Generation, error: Exception | None) -> None:
         if error is None:
-            self._follow(self._work.quiet(RoomId(close.room)), partial(self._quiet, close))
-        else:
-            self._quiet(close, error)
+            self.session.quiet(room, generation)
+            self._carry_out()
 
-    def _quiet(self, close: inference_pb2.CloseRequest, error: Exception | None) -> None:
-        self._closing.discard(RoomId(close.room))
-        reply = inference_pb2.CloseReply(room=close.room, generation=close.generation)
-        if error is not None:
-            reply.refused.CopyFrom(refusal_to_wire(error))
-        self._answer(reply)
+    def room_opened(self, room: RoomId) -> None:
+        self.session.room_opened(room)
+        self._carry_out()
+
+    def _fire(self, timer: Timer) -> None:
+        self.session.fire(timer)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        for request in self.session.take_requests():
+            self._do(request)
+
+    def _do(self, request: SendingRequest[inference_pb2.GrantRequest]) -> None:
+        match request:
+            case ApplyGrant(_, grant):
+                self._ask(group_pb2.Command(grant=grant), partial(self._granted, grant))
+            case ApplyClose(room, generation):
+                close = inference_pb2.CloseRequest(
+                    room=room, receiver=self.receiver or 0, generation=generation
+                )
+                self._ask(group_pb2.Command(close=close), partial(self._closed, room, generation))
+            case AwaitQuiet(room, generation):
+                self._follow(self._work.quiet(room), partial(self._quiet, room, generation))
+            case AnswerGrant(room, error):
+                self._answer(_with_refusal(inference_pb2.GrantReply(room=room), error))
+            case AnswerClose(room, generation, error):
+                reply = inference_pb2.CloseReply(room=room, generation=generation)
+                self._answer(_with_refusal(reply, error))
+            case StartTimer(timer, after_s):
+                self._timers.start(timer, after_s)
+            case StopTimer(timer):
+                self._timers.stop(timer)
+            case _:
+                assert_never(request)
 
     def _answer(self, answer: Answer) -> None:
         self.unsent.append(answer)
@@ -222,28 +246,11 @@ class HandOverStream:
                     message.closes.append(close)
         return message
 
-    # ---- grants that come before their rooms
 
-    def _keep_early(self, grant: inference_pb2.GrantRequest, error: Exception) -> bool:
-        room = RoomId(grant.room)
-        if self.receiver is None:
-            return False
+R = TypeVar("R", inference_pb2.GrantReply, inference_pb2.CloseReply)
 
-        def apply() -> None:
-            del self.early_grants[room]
-            self._ask_grant(grant)
 
-        def expired() -> None:
-            del self.early_grants[room]
-            self._answer(inference_pb2.GrantReply(room=room, refused=refusal_to_wire(error)))
-
-        waiting = self._work.early.add(room, self.receiver, apply, expired)
-        if waiting is None:
-            return False
-        self.early_grants[room] = waiting
-        return True
-
-    def _drop_early(self, room: RoomId) -> None:
-        waiting = self.early_grants.pop(room, None)
-        if waiting is not None:
-            self._work.early.drop(waiting)
+def _with_refusal(reply: R, error: Exception | None) -> R:
+    if error is not None:
+        reply.refused.CopyFrom(refusal_to_wire(error))
+    return reply

@@ -1,9 +1,9 @@
 """Handlers of the commands that only a prefill worker has. Every rank applies the same commands."""
 
+from baton.handover.early_grants import EarlyGrants
 from baton.handover.route import Route
 from baton.handover.sending_side import SendingSide
 from baton.ids import Generation, Incarnation, RoomId
-from baton.prefill.early_grants import EarlyGrants
 from baton.prefill.prefill_room import PrefillRoom
 from baton.prefill.routes import Routes
 from baton.rooms.errors import NotConnected, Refusal
@@ -23,7 +23,7 @@ class PrefillCommands(RankCommands[SendingSide[PrefillRoom]]):
         callers: Callers[inference_pb2.RunRoomReply],
         ports: RankPorts,
         cost: StepCost,
-        early: EarlyGrants,
+        early: EarlyGrants[inference_pb2.GrantRequest],
         routes: Routes,
     ) -> None:
         super().__init__(sending, callers, ports, cost)

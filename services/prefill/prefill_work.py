@@ -9,6 +9,7 @@ import asyncio
 from collections import abc
 from typing import Final, assert_never
 
+from baton.handover.early_grants import EarlyGrants
 from baton.handover.requests import (
     BeginWrites,
     Forget,
@@ -20,7 +21,6 @@ from baton.handover.requests import (
 )
 from baton.handover.sending_side import SendingSide
 from baton.ids import RoomId
-from baton.prefill.early_grants import EarlyGrants
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.prefill_commands import PrefillCommands
 from baton.prefill.prefill_room import PrefillRoom
@@ -87,7 +87,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         computing = PrefillScheduler(sending, ports, metrics, chunk_tokens, scored_tokens, prompt_budget)
         super().__init__(sending, ports, metrics, computing)
         self.receivers = Receivers()
-        self.early = EarlyGrants(EARLY_PER_PLACE * self.roster.size)
+        self.early: EarlyGrants[inference_pb2.GrantRequest] = EarlyGrants(EARLY_PER_PLACE * self.roster.size)
         self.sending = sending
         self.routes = routes
         self._commands = PrefillCommands(sending, self.callers, ports, computing.cost, self.early, routes)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.decode import pending_closes
-from baton.ids import Generation, RoomId
+from baton.handover import pending_closes
+from baton.ids import RoomId
 from baton.pages.errors import LayoutMismatch
 from baton.pages.pool import PageState
 from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
@@ -21,7 +21,7 @@ from baton.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
 from baton.worker.polling import HEARTBEAT_S
 from baton.worker.turn_loop import Lap
 from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
-from tests.decode.links import asking, closing, links_of, needed
+from tests.decode.links import asking, needed
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import PREFILL
@@ -216,7 +216,7 @@ async def test_ack_is_proof_a_close_is_asked_again_where_it_was_refused_or_its_s
 async def test_who_keeps_a_rooms_memory_is_told_once(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pending_closes, "WARNING_S", 0.0)
+    monkeypatch.setattr(pending_closes, "OVERDUE_S", 0.0)
     caller = await started(bench)
     bench.sender.refuse_closes = [PeerFault("not now")] * 2
     await bench.cancel(1)
@@ -427,7 +427,7 @@ async def test_first_cause_wins_why_the_way_is_not_made_anew_is_what_the_caller_
     bench.sender.may_connect.set()
     caller = await bench.stream(ASKED)
     peers: Any = bench.peers
-    await until(lambda: peers.links[PREFILL].connected)
+    await until(lambda: peers.links[PREFILL].session.is_connected)
     peers.connect_timeout_s = 0.2
     bench.sender.refuse_grants = [NotConnected("connect first")]
     bench.sender.refuse_connect = problem
@@ -511,27 +511,6 @@ async def test_zero_at_idle_a_sender_that_no_room_names_us_to_is_left_alone_once
     await until(lambda: len(bench.channels) == 0)
 
 
-async def test_ack_is_proof_what_is_answered_before_it_was_asked_is_not_heard(bench: DecodeBench) -> None:
-    """An early answer to a grant would keep it from being sent, and an early answer to a close proves
-    nothing."""
-    await started(bench)
-    link = links_of(bench.peers)[PREFILL]
-    link.grant(inference_pb2.GrantRequest(room=98))
-    link.close(RoomId(99), Generation(5))
-    early = inference_pb2.HandOverReply(
-        grants=[inference_pb2.GrantReply(room=98)], closes=[inference_pb2.CloseReply(room=99, generation=5)]
-    )
-    link._receive(early)
-    assert (asking(bench.peers), closing(bench.peers)) == (1, 1)
-    await until(lambda: 98 in bench.sender.grants and bool(bench.sender.closes))
-    await until(lambda: asking(bench.peers) == 0)
-    bench.sender.quiet.set()
-    await until(lambda: closing(bench.peers) == 0)
-    bench.land(ASKED)
-    await bench.settle()
-    bench.assert_empty()
-
-
 async def test_live_is_not_lost_a_sender_that_answers_nothing_while_its_stream_lives_fails_no_room(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -565,19 +544,6 @@ async def hours_pass(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(0)
 
 
-async def test_an_unanswered_grant_on_a_stream_that_breaks_is_a_lost_sender(bench: DecodeBench) -> None:
-    bench.sender.may_answer_grants.clear()
-    caller = await started(bench)
-    bench.sender.broken.set()
-    await bench.turns_until(lambda: caller.task.done())
-    assert await caller.outcome() == "prefill_lost"
-    assert bench.pages(PageState.QUARANTINED) == 2, "it may have it"
-    bench.sender.broken.clear()
-    bench.sender.quiet.set()
-    await bench.settle()
-    bench.assert_empty()
-
-
 async def test_a_stream_that_breaks_costs_no_room_whose_grant_was_answered(bench: DecodeBench) -> None:
     caller = await started(bench)
     await until(lambda: not asking(bench.peers))
@@ -605,31 +571,6 @@ async def test_what_many_rooms_are_granted_in_one_turn_leaves_in_one_message() -
         await bench.settle()
         assert [await each.outcome() for each in callers] == [""] * 4
         assert len(bench.sender.greetings) == 1
-
-
-async def test_a_room_that_is_over_is_not_told_what_becomes_of_the_connection(bench: DecodeBench) -> None:
-    """While a sender does not answer for long, rooms that came and went leave nothing in a table."""
-    bench.sender.may_connect.clear()
-    for room in range(1, 4):
-        caller = await bench.stream(toy.request(str(room), PROMPT))
-        await bench.cancel(room)
-        assert await caller.outcome() == "cancelled"
-    await bench.turns_until(lambda: not len(bench.work.roster))
-    bench.sender.may_connect.set()
-    await until(lambda: not asking(bench.peers))
-    assert not bench.mailbox.waiting
-    await bench.settle()
-    bench.assert_empty()
-
-
-async def test_a_destination_that_met_another_process_is_a_lost_sender(bench: DecodeBench) -> None:
-    bench.sender.refuse_grants = [WrongIncarnation("another process")]
-    caller = await bench.stream(ASKED)
-    await bench.turns_until(lambda: bool(bench.sender.closes))
-    assert await caller.outcome() == "prefill_lost"
-    bench.sender.quiet.set()
-    await bench.settle()
-    bench.assert_empty()
 
 
 async def test_a_draining_worker_leaves_when_it_holds_nothing(bench: DecodeBench) -> None:

@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
+from baton.handover import sending_session
 from baton.ids import Incarnation, RoomId
-from baton.prefill import early_grants, handover_stream
+from baton.prefill import handover_stream
 from baton.prefill.prefill_service import HandoverService, PrefillService
 from baton.prefill.receivers import NAMED_MAX, Receivers
 from baton.rooms.errors import PeerFault
@@ -370,45 +371,6 @@ async def test_room_issued_a_grant_that_comes_before_its_room_waits_for_it_and_c
     await served.bench.cancel(1)
 
 
-async def test_a_stream_that_ends_late_leaves_the_grants_of_the_one_in_its_place(served: Served) -> None:
-    """A grant that is repeated on another stream belongs to that stream."""
-    served.name()
-    served.bench.connect(served.receiver)
-    last, next_one = (handover_stream.HandOverStream(served.bench.work) for _ in range(2))
-    greeting = inference_pb2.Greeting(incarnation=PREFILL, receiver=DECODE, secret=secret_of(DECODE))
-
-    async def requests() -> AsyncIterator[inference_pb2.HandOverRequest]:
-        yield inference_pb2.HandOverRequest(greeting=greeting, grants=[grant(1)])
-        await asyncio.Event().wait()
-
-    async with AsyncExitStack() as streams, AsyncExitStack() as late:
-        await late.enter_async_context(last.reading(requests(), lambda _: None))
-        await served.turns_until(lambda: bool(last.early_grants))
-        await streams.enter_async_context(next_one.reading(requests(), lambda _: None))
-        await served.turns_until(lambda: bool(next_one.early_grants))
-        await late.aclose()
-        assert len(served.bench.work.early) == 1
-        await served.bench.run(toy.request("1", PROMPT))
-        await served.turns_until(lambda: bool(next_one.unsent))
-        assert [each.HasField("refused") for each in next_one.unsent] == [False]
-    await served.turns_until(served.over)
-    assert len(served.bench.work.early) == 0
-
-
-async def test_malformed_is_contained_grants_for_no_room_take_no_place_of_another_receivers(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served.name()
-    served.name(OTHER)
-    monkeypatch.setattr(served.bench.work.early, "_most", 2)
-    other, voice = await served.voice(OTHER), await served.voice()
-    await other.say(grants=tuple(grant(room) for room in range(1, 6)))
-    await served.turns_until(lambda: len(other.granted()) == 3)
-    await voice.say(grants=(grant(9),))
-    await served.turns_until(lambda: len(served.bench.work.early) == 3)
-    assert voice.granted() == {}
-
-
 async def test_a_close_that_is_said_again_and_again_is_one(served: Served) -> None:
     """Repeats of a close that is not answered yet make nothing grow."""
     served.name()
@@ -426,30 +388,12 @@ async def test_a_close_that_is_said_again_and_again_is_one(served: Served) -> No
     await until(lambda: voice.quiet() == [7, 1])
 
 
-async def test_terminal_reaches_peer_a_grant_for_a_room_that_is_over_is_refused_at_once(
-    served: Served,
-) -> None:
-    """A room that is over cannot come again, so its grant is not kept as an early one."""
-    served.name()
-    await served.bench.run(toy.request("1", PROMPT))
-    await served.bench.cancel(1)
-    await served.turns_until(served.over)
-    voice = await served.voice()
-    await voice.say(grants=(grant(1),))
-    await served.turns_until(lambda: voice.granted() == {1: "UnknownRoom"})
-    assert len(served.bench.work.early) == 0
-
-
-@pytest.mark.parametrize("end", ["close with it", "stream", "time", "too many"])
+@pytest.mark.parametrize("end", ["close with it", "stream", "time"])
 async def test_a_grant_whose_room_does_not_come_is_kept_for_a_while_and_within_a_bound(
     served: Served, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(early_grants, "EARLY_GRANT_S", 0.05 if end == "time" else 60.0)
+    monkeypatch.setattr(sending_session, "EARLY_GRANT_S", 0.05 if end == "time" else 60.0)
     early = served.bench.work.early
-    if end == "too many":
-        while early.add(RoomId(9 + len(early)), DECODE, lambda: None, lambda: None):
-            pass
-    others = len(early)
     served.name()
     voice = await served.voice()
     await voice.say(grants=(grant(1),), closes=(close(1),) if end == "close with it" else ())
@@ -461,4 +405,4 @@ async def test_a_grant_whose_room_does_not_come_is_kept_for_a_while_and_within_a
         await until(lambda: not served.handover.streams)
     else:
         await served.turns_until(lambda: voice.granted() == {1: "UnknownRoom"})
-    assert len(early) == others
+    assert len(early) == 0

@@ -14,6 +14,7 @@ from typing import Any, Final
 from baton.decode.decode_room import DecodeRoom
 from baton.decode.decode_work import DecodeWork
 from baton.decode.prefill_peers import LeaderPeers
+from baton.handover.requests import ClaimRoom, Grant
 from baton.ids import Incarnation, RoomId
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
 from baton.prefill.prefill_room import PrefillRoom
@@ -116,9 +117,9 @@ def lost_grants(folder: Folder) -> None:
     to write."""
     grant = LeaderPeers.grant
 
-    def granting(peers: LeaderPeers, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
+    def granting(peers: LeaderPeers, peer: rooms_pb2.Peer, message: Grant | ClaimRoom) -> None:
         if folder.asked("lost_grants") is None:
-            grant(peers, peer, request)
+            grant(peers, peer, message)
         else:
             folder.say("lost_grants.done")
 
