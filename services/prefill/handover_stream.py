@@ -24,11 +24,11 @@ from baton.handover.session_messages import StartTimer, StopTimer, Timer
 from baton.ids import Generation, Incarnation, RoomId
 from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import PeerFault, Refusal
-from baton.runtime.timers import Timers
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.channel import check_incarnation
 from baton.wire.errors import refusal_to_wire
 from baton.wire.layout_messages import layout_to_wire
+from baton.worker.timers import Timers
 
 ANSWERS_MAX: Final = 4_096
 """Most answers that may wait until the decode worker reads them. While more wait, this worker reads no
