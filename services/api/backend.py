@@ -8,10 +8,10 @@ run on one prefill and one decode worker. In the API's own tests it is a few lin
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from baton.rooms.errors import Reason
-from baton.rooms.request import FinishReason, Request, Score, Token
+from baton.rooms.request import Request, TokenBatch
 from baton.rooms.worker_facts import ServedEngine
 
 
@@ -57,19 +57,6 @@ class RoomFailed(BackendError):
     def __init__(self, message: str, reason: Reason) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class TokenBatch(NamedTuple):
-    """Consecutive output tokens of one choice, in at most one batch per engine step. The last batch of a
-    choice has a `finish`."""
-
-    tokens: tuple[Token, ...]
-    finish: FinishReason | None = None
-    choice: int = 0
-    """Index of the choice to which the tokens belong, among the choices of the request."""
-    scores: tuple[Score, ...] = ()
-    """Log-probabilities of the prompt's tokens, from the second token on, if the request asks for them. All
-    of them come with the first output token."""
 
 
 class TokenStream(Protocol):

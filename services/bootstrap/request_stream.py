@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from baton.api.backend import Hangup, RoomFailed, TokenBatch
+from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.admission.placement_request import QueueFull, Retry
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.room_controller import RoomController
@@ -33,7 +33,7 @@ from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation
 from baton.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
 from baton.rooms.reasons import LOST, REASONS
-from baton.rooms.request import Request
+from baton.rooms.request import Request, TokenBatch
 from baton.rooms.timeline import Moment
 
 ENOUGH: Final = "its reader had enough of it"

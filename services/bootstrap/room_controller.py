@@ -20,6 +20,7 @@ from baton.bootstrap.worker_streams import WorkerStreams
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.worker_record import Worker
+from baton.handover.opener_messages import ANSWERED
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from baton.rooms.phases import Side
@@ -41,8 +42,6 @@ log = Log(__name__)
 TICK_S: Final = 0.25
 LOOK_S: Final = 0.01
 SOON_S: Final = 0.002
-
-ANSWERED: Final = Cause(Reason.ANSWERED, "it was answered")
 
 
 class RoomController:
@@ -211,7 +210,7 @@ class RoomController:
         these rooms, which still wait for it (`terminal-reaches-peer`)."""
         for entry in self.registry.open_rooms_of(facts.incarnation):
             if facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING:
-                self._send_over(entry, entry.cause or ANSWERED)
+                self.send_end(entry, entry.cause or ANSWERED)
 
     # ---- rooms
 
@@ -241,7 +240,7 @@ class RoomController:
         a stop string is found, which workers do not look for."""
         cause = Cause(Reason.ANSWERED, "a stop string was reached")
         if self.answered(room, cause.text):
-            self._send_over(self.registry.get(room), cause)
+            self.send_end(self.registry.get(room), cause)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
         """End a room with its first cause, and inform both workers and the room's stream. A second call has
@@ -259,7 +258,7 @@ class RoomController:
         self._failures.log(room, cause)
         self._note_pair(entry, cause)
         self._metrics.room_ended_early(cause, canary=entry.canary)
-        self._send_over(entry, cause)
+        self.send_end(entry, cause)
         on_end = self.followers.pop(room, None)
         if on_end is not None:
             goes_back = entry.is_returned and REASONS[cause.reason].is_retried
@@ -268,12 +267,6 @@ class RoomController:
             on_end(cause)
         elif not has_failed:
             self.timelines.report(room, Moment.GIVEN_UP, "its caller drives it, and may open another room")
-
-    def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
-        """End a room on its other worker, after one worker failed. The client already had the response by
-        then."""
-        if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
-            self._send_over(entry, cause)
 
     def not_retried(self, room: RoomId, why: str) -> None:
         """Record that no other room follows a room that ended early, although its client wants more
@@ -314,12 +307,10 @@ class RoomController:
             else:
                 log.warning("a pair of workers does not connect", cause=cause.text, **names)
 
-    def _send_over(self, entry: RoomEntry, cause: Cause) -> None:
+    def send_end(self, entry: RoomEntry, cause: Cause) -> None:
         """Send the end of a room to each of its workers that holds a lease and may still hold the room."""
-        for side in [each for each in Side if each in entry.waiting_for]:
-            facts = entry.worker(side)
-            if self.registry.holds_lease(facts.incarnation):
-                self.streams.to(facts).cancel(entry.id, cause)
+        for side in self.registry.sides_to_end(entry):
+            self.streams.to(entry.worker(side)).cancel(entry.id, cause)
 
     def _is_needed(self, incarnation: Incarnation) -> bool:
         """Return whether the router still needs calls to this worker: it holds a lease, or has a room that is

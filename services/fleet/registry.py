@@ -248,6 +248,12 @@ class Registry(WorkerTable, RoomTable):
                     self._loaded(worker)
         self._look_at_opener(entry)
 
+    def sides_to_end(self, entry: RoomEntry) -> list[Side]:
+        """Return the sides to whose workers the end of a room has to be sent: they hold a lease and have not
+        reported the room retired."""
+        sides = [side for side in Side if side in entry.waiting_for]
+        return [side for side in sides if self.holds_lease(entry.worker(side).incarnation)]
+
     def abandon(self, room: RoomId) -> None:
         """Store an ended room although a worker never reported it retired. Unknown rooms are ignored."""
         entry = self._open.get(room)

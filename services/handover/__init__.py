@@ -49,6 +49,11 @@ A driver of a half of a session carries its messages, and carries out its reques
 * It passes the result of each `ApplyGrant`, `ApplyClose` and `AwaitQuiet` back to `SendingSession`.
 * `StartTimer`: call `fire` after the time. `StopTimer`: do not.
 
+`OpenedRoom` is the same room at its opener: the process that opened it, and reads the streams of both
+workers. It is pure, too. Messages of the workers enter, and so do the client's commands and the ends of
+timers. Requests come out: messages to the workers, tokens for the client in order, the room's end with its
+cause, and pauses. `opener_messages` lists them. Its drivers are `RoomStream` and the model.
+
 Rules for a driver:
 
 * The same commands and the same verdicts reach all ranks. Evidence may differ, and is never taken back.

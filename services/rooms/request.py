@@ -232,3 +232,16 @@ class Token(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     """Alternative tokens as (token id, logprob), likeliest first, as many as `Sampling.top_logprobs`. The
     tokens of `Sampling.logprob_token_ids` follow in their order."""
+
+
+class TokenBatch(NamedTuple):
+    """Consecutive output tokens of one choice, in at most one batch per engine step. The last batch of a
+    choice has a `finish`."""
+
+    tokens: tuple[Token, ...]
+    finish: FinishReason | None = None
+    choice: int = 0
+    """Index of the choice to which the tokens belong, among the choices of the request."""
+    scores: tuple[Score, ...] = ()
+    """Log-probabilities of the prompt's tokens, from the second token on, if the request asks for them. All
+    of them come with the first output token."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from baton.api.backend import Hangup, Limits, TokenBatch, client_gone
-from baton.rooms.request import FinishReason, Request, Score, Token
+from baton.api.backend import Hangup, Limits, client_gone
+from baton.rooms.request import FinishReason, Request, Score, Token, TokenBatch
 from tests.api import tiny
 
 Step = TokenBatch | BaseException | asyncio.Event

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.api.backend import Hangup, NoWorker, RoomFailed, TokenBatch
+from baton.api.backend import Hangup, NoWorker, RoomFailed
 from baton.bootstrap.request_stream import RequestStream
 from baton.bootstrap.room_messages import room_to_wire
 from baton.fleet.need import Need
@@ -15,7 +15,6 @@ from baton.rooms.errors import Cause, Reason
 from baton.rooms.request import Request, Sampling
 from tests.bootstrap.scripted import (
     LENGTH,
-    STOP,
     D,
     House,
     P,
@@ -127,32 +126,6 @@ async def test_one_room_draws_all_choices_and_is_answered_when_the_last_has_ende
     assert at.prefill.asked == at.decode.asked == asks, "whichever of them is heard first"
 
 
-async def test_a_choice_that_ends_first_ends_alone(at: House) -> None:
-    going_on = asyncio.Event()
-    at.decode.choose = None
-    at.decode.script = [
-        accepted(D),
-        tokens(0, DRAWN[6][:2], STOP, 1),
-        going_on,
-        tokens(2, [99], None, 1),
-        tokens(0, DRAWN[5], LENGTH, 0),
-        ended(D),
-    ]
-    stream = await at.backend.generate(several(2))
-    heard: list[TokenBatch] = []
-    while not any(batch.finish for batch in heard):
-        heard.append(await stream.next())
-    assert at.entry().phase.value == "streaming"
-    going_on.set()
-    batch = await stream.next()
-    while batch.finish is None:
-        assert batch.choice == 0, "what is drawn on is dropped"
-        batch = await stream.next()
-    assert (batch.choice, batch.tokens[-1].id, batch.finish) == (0, 10, LENGTH)
-    at.retired()
-    await at.at_rest()
-
-
 async def test_a_reader_ends_one_choice_and_the_others_go_on(at: House) -> None:
     going_on = asyncio.Event()
     at.decode.choose = None
@@ -190,17 +163,6 @@ async def test_the_last_choice_that_a_reader_ends_ends_the_room_on_both_sides(at
     assert at.entry().cause is None
     await until(lambda: at.decode.cancels.get(1) == "answered")
     at.decode.cancelled.set()
-    at.retired()
-    await at.at_rest()
-
-
-async def test_tokens_of_a_choice_that_was_not_asked_for_end_the_room(at: House) -> None:
-    at.decode.choose = None
-    at.decode.script = [accepted(D), tokens(0, [7], None, 2)]
-    stream = await at.backend.generate(several(2))
-    with pytest.raises(RoomFailed, match=r"nonsense: tokens of choice 2 of 2") as failed:
-        await read(stream, 2)
-    assert failed.value.reason is Reason.DECODE_LOST
     at.retired()
     await at.at_rest()
 

@@ -147,25 +147,6 @@ async def test_what_prefill_computed_is_counted_as_its_own() -> None:
         await until(lambda: counted(at) == {"handed_over": 1, "prefill": 3})
 
 
-@pytest.mark.parametrize(
-    ("request_", "prefill", "decode"),
-    [
-        (SCORED, [accepted(P), ended(P, LOCAL)], [accepted(D)]),
-        (asked(), [accepted(P), first(7), ended(P, LOCAL)], [accepted(D)]),
-        (asked(), [accepted(P)], [accepted(D), ended(D, LOCAL)]),
-    ],
-    ids=["scored", "behind a first token", "decode says so"],
-)
-async def test_local_is_nonsense_where_decode_cannot_compute_the_prompt(
-    request_: Request, prefill: list[object], decode: list[object]
-) -> None:
-    async with computing() as at:
-        at.prefill.script, at.decode.script = prefill, decode
-        _, how = await read(await at.backend.generate(request_))
-        assert how in ("prefill_lost", "decode_lost")
-        assert at.entry().cause is not None
-
-
 async def test_a_local_room_says_nothing_of_its_pairs_way_to_each_other() -> None:
     """A local room neither proves the connection of its pair of workers good nor counts against it."""
     async with computing() as at:

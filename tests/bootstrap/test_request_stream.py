@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from baton.api.backend import Hangup, RoomFailed
-from baton.bootstrap import room_stream
 from baton.bootstrap.admission.placement_request import QueueFull, Retry
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.room_messages import room_to_wire
@@ -17,6 +16,7 @@ from baton.fleet.need import Need
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.retry import RETRIED
 from baton.fleet.worker_record import WorkerState
+from baton.handover import opened_room
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side
@@ -440,7 +440,7 @@ async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other process refuses each room at once. A request must not spend its attempts on it."""
-    monkeypatch.setattr(room_stream, "LINGER_S", 0.2)
+    monkeypatch.setattr(opened_room, "LINGER_S", 0.2)
     async with house(rooms_max=3) as at:
         at.prefill.scripts = [[WrongIncarnation("meant for incarnation 11, this is 12")], prefills()]
         at.decode.scripts, at.decode.script = [[accepted(D)]], decodes()

@@ -6,16 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.api.backend import Hangup, NoWorker, Overloaded
-from baton.bootstrap import room_stream
-from baton.bootstrap.worker_streams import Open, RoomListener, WorkerStream
 from baton.fleet.room_entry import RoomPhase
 from baton.fleet.worker_record import WorkerState
+from baton.handover import opened_room
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side
-from baton.wire.baton.v1 import inference_pb2
-from baton.wire.errors import Draining
-from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens
+from tests.bootstrap.scripted import LENGTH, House, accepted, asked, ended, first, house, read, tokens
 from tests.wire.servers import until
 
 P, D = Side.PREFILL, Side.DECODE
@@ -31,7 +28,7 @@ async def at() -> AsyncIterator[House]:
 def _no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the wait before a stream is cut off longer than a test may take, so that a test which needs the
     cut fails."""
-    monkeypatch.setattr(room_stream, "LINGER_S", 1_000.0)
+    monkeypatch.setattr(opened_room, "LINGER_S", 1_000.0)
 
 
 async def test_the_first_token_comes_from_prefill_and_does_not_wait_for_decode(at: House) -> None:
@@ -51,33 +48,11 @@ async def test_the_first_token_comes_from_prefill_and_does_not_wait_for_decode(a
     await at.at_rest()
 
 
-async def test_decode_may_be_first_and_bring_several_tokens_at_once(at: House) -> None:
-    late = asyncio.Event()
-    at.prefill.script = [accepted(P), late, first(7), ended(P)]
-    at.decode.script = [accepted(D), tokens(0, [7, 8]), tokens(1, [8, 9], STOP), ended(D)]
-    assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "stop")
-    late.set()
-    at.retired()
-    await at.at_rest()
-
-
-async def test_an_answer_of_one_token_is_over_with_prefills(at: House) -> None:
-    at.prefill.script = [accepted(P), first(7, LENGTH), ended(P)]
-    at.decode.script = [accepted(D), tokens(0, [7], LENGTH), ended(D)]
-    assert await read(await at.backend.generate(asked(1))) == ([7], "length")
-    at.retired()
-    await at.at_rest()
-
-
 @pytest.mark.parametrize(
     ("prefill", "decode", "reason"),
     [
         ([None], [], "prefill_lost"),
-        ([accepted(P), first(7), None], [accepted(D)], "prefill_lost"),
         ([accepted(P), first(7), ended(P)], [accepted(D), tokens(0, [7]), None], "decode_lost"),
-        ([accepted(P), first(7), ended(P)], [accepted(D), tokens(2, [9])], "decode_lost"),
-        ([accepted(P), first(7), ended(P)], [accepted(D), tokens(0, [7, 8, 9, 10])], "decode_lost"),
-        ([accepted(P), first(7), ended(P)], [accepted(D), tokens(0, [7]), ended(D)], "decode_lost"),
         ([ended(P)], [], "prefill_lost"),
         ([RuntimeError("a bug")], [], "prefill_lost"),
         ([accepted(P), ended(P, Cause(Reason.ENGINE_FAILED, "NaN"))], [accepted(D)], "engine_failed"),
@@ -86,11 +61,7 @@ async def test_an_answer_of_one_token_is_over_with_prefills(at: House) -> None:
     ],
     ids=[
         "prefill ends at once",
-        "prefill ends without an outcome",
         "decode ends without an outcome",
-        "a gap",
-        "too many tokens",
-        "decode ends too early",
         "an outcome before it was accepted",
         "prefill raises",
         "prefill's outcome",
@@ -131,54 +102,15 @@ async def test_terminal_reaches_peer_a_room_that_failed_before_it_was_followed_e
     await at.at_rest()
 
 
-@pytest.mark.parametrize(
-    ("last", "reason"),
-    [(ended(D, Cause(Reason.ENGINE_FAILED, "NaN")), "engine_failed"), (None, "decode_lost")],
-    ids=["it says why", "it breaks off"],
-)
-async def test_first_cause_wins_what_made_decode_give_up_its_room_is_told_not_that_it_did(
-    at: House, last: object, reason: str
-) -> None:
-    """Decode's own cause is queued behind tokens, so prefill learns of decode's close earlier."""
-    go = asyncio.Event()
-    closed = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
-    at.prefill.script = [accepted(P), first(7), ended(P, closed)]
-    at.decode.script = [accepted(D), tokens(0, [7]), go, tokens(1, [8]), last]
-    stream = await at.backend.generate(asked())
-    await until(lambda: "prefill outcome" in at.events())
-    assert at.entry().cause is None
-    go.set()
-    assert await read(stream) == ([7, 8], reason)
-    cause = at.entry().cause
-    assert cause is not None
-    assert cause.reason.value == reason
-    if at.registry.open_count():
-        at.retired()
-    await at.at_rest()
-
-
 async def test_a_decode_worker_that_does_not_say_why_it_gave_its_room_up_is_not_waited_for(
     at: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room_stream, "ROOT_S", 0.05)
+    monkeypatch.setattr(opened_room, "ROOT_S", 0.05)
     closed = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
     at.prefill.script = [accepted(P), first(7), ended(P, closed)]
     at.decode.script = [accepted(D), tokens(0, [7])]
     assert await read(await at.backend.generate(asked())) == ([7], "receiver_closed")
     await until(lambda: at.decode.cancels.get(1) == "receiver_closed")
-    at.decode.cancelled.set()
-    at.retired()
-    await at.at_rest()
-
-
-async def test_terminal_reaches_peer_a_side_that_fails_after_the_answer_ends_the_other(at: House) -> None:
-    """The request needed only prefill's one token. Its pages never arrive, so decode need not wait."""
-    failed = Cause(Reason.TRANSFER_FAILED, "prefill: a write ended without reaching the decode worker")
-    at.prefill.script = [accepted(P), first(7, LENGTH), ended(P, failed)]
-    at.decode.script = [accepted(D)]
-    assert await read(await at.backend.generate(asked())) == ([7], "length")
-    await until(lambda: at.decode.cancels.get(1) == "transfer_failed")
-    assert at.entry().cause is None, "the room was answered"
     at.decode.cancelled.set()
     at.retired()
     await at.at_rest()
@@ -232,51 +164,6 @@ async def test_a_refused_room_is_waited_for_on_the_other_side_alone(at: House) -
     await until(lambda: set(at.entry().waiting_for) == {D})
     at.decode.cancelled.set()
     at.rooms.side_retired(RoomId(1), D)
-    await at.at_rest()
-
-
-async def test_a_worker_that_says_who_it_is_is_named_once(at: House) -> None:
-    """A worker whose group has broken names itself in the refusal. The cause does not repeat the name."""
-    at.prefill.script = [Draining("prefill worker prefill-0: rank 1 has gone")]
-    at.decode.script = [accepted(D)]
-    at.prefill.absent = {1}
-    assert await read(await at.backend.generate(asked())) == ([], "refused")
-    cause = at.entry().cause
-    assert cause is not None
-    assert cause.text == "prefill worker prefill-0: rank 1 has gone"
-    at.decode.cancelled.set()
-    at.retired()
-    await at.at_rest()
-
-
-async def test_both_workers_are_called_before_either_has_answered(at: House) -> None:
-    go = asyncio.Event()
-    at.prefill.script = [go, accepted(P), first(7), ended(P)]
-    at.decode.script = [go, accepted(D), tokens(0, [7]), tokens(1, [8], LENGTH), ended(D)]
-    stream = await at.backend.generate(asked(2))
-    await until(lambda: at.prefill.called == at.decode.called == [1])
-    go.set()
-    assert await read(stream) == ([7, 8], "length")
-    at.retired()
-    await at.at_rest()
-
-
-async def test_decode_is_asked_first_since_prefill_waits_for_its_destination(
-    at: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[Side] = []
-    at.prefill.script = [accepted(P), first(7, LENGTH), ended(P)]
-    at.decode.script = [accepted(D), tokens(0, [7], LENGTH), ended(D)]
-    opened = WorkerStream.open
-
-    def noted(link: WorkerStream, request: Open, hearer: RoomListener) -> None:
-        order.append(P if isinstance(request, inference_pb2.RunRoomRequest) else D)
-        opened(link, request, hearer)
-
-    monkeypatch.setattr(WorkerStream, "open", noted)
-    assert await read(await at.backend.generate(asked(1))) == ([7], "length")
-    assert order == [D, P]
-    at.retired()
     await at.at_rest()
 
 

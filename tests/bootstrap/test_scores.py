@@ -92,30 +92,6 @@ async def test_record_fits_more_log_probabilities_than_a_record_holds_come_from_
     await at.at_rest()
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        [accepted(P), first(7)],
-        [accepted(P), scores(TOLD[0]), first(7)],
-        [accepted(P), scores(TOLD[1], start=2)],
-        [accepted(P), scores(*TOLD, TOLD[0])],
-        [accepted(P), scores(*TOLD), first(7), scores(*TOLD)],
-    ],
-    ids=["none", "too few", "a gap", "too many", "again"],
-)
-async def test_scores_that_are_not_the_prompts_end_the_room(at: House, script: list[object]) -> None:
-    at.prefill.script, at.decode.script = script, [accepted(D)]
-    _, how = await read(await at.backend.generate(SCORED))
-    assert how == "prefill_lost"
-    cause = at.entry().cause
-    assert cause is not None
-    assert "sent nonsense" in cause.text
-    at.prefill.cancelled.set()
-    at.decode.cancelled.set()
-    at.retired()
-    await at.at_rest()
-
-
 async def test_scores_that_nobody_asked_for_end_the_room(at: House) -> None:
     at.prefill.script, at.decode.script = [accepted(P), scores(*TOLD), first(7)], [accepted(D)]
     _, how = await read(await at.backend.generate(replace(SCORED, prompt_logprobs=None)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.api.backend import Hangup
-from baton.bootstrap import room_stream
+from baton.handover import opened_room
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.telemetry.room_spans import RoomSpans
@@ -20,7 +20,7 @@ P, D = Side.PREFILL, Side.DECODE
 @pytest.fixture(params=[None, P, D], ids=["both at once", "prefill late", "decode late"])
 async def at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     """A house in which one side receives a room after the other has ended it. No script answers a cancel."""
-    monkeypatch.setattr(room_stream, "LINGER_S", 0.2)
+    monkeypatch.setattr(opened_room, "LINGER_S", 0.2)
     async with house(rooms_max=2) as made:
         for worker in (made.prefill, made.decode):
             worker.late_s = 0.05 if worker.side is request.param else 0.0

@@ -17,7 +17,7 @@ commands-ordered no-starvation growth-is-agreed drafts-agreed mine-or-granted
 
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt mask-is-fold
 own-draws choices-end-alone drawn-is-drawn not-taken-never-read forced-is-drawn
-scored-is-computed scored-once
+scored-is-computed scored-once stream-is-prefix
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends each-is-released zero-at-idle
 honest-health canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load

@@ -38,6 +38,7 @@ OF: Final[Mapping[str, Set[str]]] = {
     "bootstrap": {"Router"},
     "prefill": {"Prefill"},
     "decode": {"Decode"},
+    "handover/opened_room.py": {"Router"},
     "handover/sending_side.py": {"Prefill"},
     "handover/receiving_side.py": {"Decode"},
     "handover/landed_data.py": {"Decode"},

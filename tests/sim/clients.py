@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from baton.api.backend import Hangup, NoWorker, Overloaded, RoomFailed, TokenBatch
+from baton.api.backend import Hangup, NoWorker, Overloaded, RoomFailed
 from baton.rooms.choice_pages import longest_of
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.request import Request, Sampling
+from baton.rooms.request import Request, Sampling, TokenBatch
 from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.checks import broken_by, explained
 from tests.sim.engine import PAGE_TOKENS, REPEATS, VOCABULARY, answer

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
-from baton.api.backend import TokenBatch
 from baton.api.generation.prompt_echo import PromptEcho
 from baton.api.requests.meaning import Meaning
 from baton.api.text.detokenizer import Detokenizer
@@ -24,7 +23,7 @@ from baton.api.tools.parsing.output_parts import (
     ToolCallStart,
     merge_parts,
 )
-from baton.rooms.request import FinishReason, Request, Token
+from baton.rooms.request import FinishReason, Request, Token, TokenBatch
 
 OutputFinish = Literal["stop", "length"]
 """Type of the finish reason of a choice that has no tool calls, in OpenAI's words."""

@@ -9,7 +9,7 @@ import pytest
 
 from baton.api.chat import chat_rendering
 from baton.api.completions import completion_rendering
-from baton.rooms.request import Token
+from baton.rooms.request import Token, TokenBatch
 from tests.api import tiny
 from tests.api.conftest import CREATED_S
 from tests.api.scripted import LENGTH, STOP, ScriptedBackend, batch
@@ -265,7 +265,6 @@ async def test_tokens_of_half_a_character_have_their_bytes(
 
 
 async def test_an_impossible_token_is_still_json(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
-    from baton.api.backend import TokenBatch
     from baton.rooms.request import Token
 
     never = Token(T, float("-inf"), ((FOX, float("-inf")),))

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
-from baton.api.backend import Hangup, Limits, RoomFailed, TokenBatch
+from baton.api.backend import Hangup, Limits, RoomFailed
 from baton.api.requests.field_types import ANSWERS_MAX
 from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
 from baton.api.requests.request_builder import admit
@@ -20,7 +20,7 @@ from baton.api.requests.schemas import ChatRequest, CompletionRequest
 from baton.api.settings import ApiSettings
 from baton.rooms.choice_pages import ChoicePages, longest_of, positions_of
 from baton.rooms.errors import Reason
-from baton.rooms.request import Request, Token
+from baton.rooms.request import Request, Token, TokenBatch
 from tests.api import tiny
 from tests.api.chat.test_tools import CALL, NOW, WEATHER
 from tests.api.http.test_http_exchange import lines

@@ -1,40 +1,30 @@
-"""Merge of the tokens that both workers of a room send: in one order, and each position once.
+"""Merge of the tokens that both workers of a room send: in one order, and each position once
+(`stream-is-prefix`).
 
 Tokens are merged by their position in a choice's output. If prefill alone can report the first token with its
 log-probabilities, messages of decode are stored until it has.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from baton.api.backend import TokenBatch
+from baton.handover.opener_messages import TokenMessage
+from baton.pages.record import ALTERNATIVES_MAX
+from baton.rooms.errors import PeerFault
 from baton.rooms.plurals import counted
-from baton.rooms.request import FinishReason, Request, Score, Token
-from baton.wire.conversions import Malformed
+from baton.rooms.request import Request, Score, TokenBatch
 
 
 class TokensLost(Exception):
     """Error: decode left out tokens of a choice, or sent more after the last one."""
 
 
-class TokenMessage(NamedTuple):
-    """Tokens of one choice that came in one message from a worker."""
-
-    choice: int
-    first: int
-    """Position of the message's first token in the output of its choice."""
-    tokens: tuple[Token, ...]
-    finish: FinishReason | None
-    """Finish reason of the choice, if the message has its last token. None otherwise."""
-
-
 class TokenMerger:
     """Merger of the tokens that the two workers of a room send. It passes each position on once, and stores
     tokens that have to wait."""
 
-    def __init__(self, request: Request, decode: str, *, awaits_prefill: bool) -> None:
-        """Make a merger without tokens. `decode`: name of the decode worker. `awaits_prefill`: whether to
-        store messages of decode until `release`."""
+    def __init__(self, request: Request, decode: str, *, is_local: bool) -> None:
+        """Make a merger without tokens. `decode`: name of the decode worker. `is_local`: whether decode
+        computes the prompt. If not, messages of decode may be stored until `release`."""
         self._request = request
         self._decode = decode
         self.given = len(request.output)
@@ -45,19 +35,26 @@ class TokenMerger:
         """Position of the next token to pass on in the output of each choice, by choice index."""
         self._scores: list[Score] = []
         """Log-probabilities of prompt tokens that prefill has reported and that were not passed on yet."""
-        self._stored: list[TokenMessage] | None = [] if awaits_prefill else None
+        self._stored: list[TokenMessage] | None = (
+            [] if not is_local and _is_first_from_prefill(request) else None
+        )
         """Messages of decode that wait for prefill's first token. None if they need not wait."""
+
+    @property
+    def awaits_prefill(self) -> bool:
+        """Whether messages of decode are stored until `release`."""
+        return self._stored is not None
 
     def store(self, message: TokenMessage) -> bool:
         """Store a message of decode, if prefill's first token has to come before it. Return False if it need
         not wait.
 
-        Raises Malformed if there are more messages than the request has tokens.
+        Raises PeerFault if there are more messages than the request has tokens.
         """
         if self._stored is None:
             return False
         if len(self._stored) >= self._request.choices * self._request.max_tokens:
-            raise Malformed("more messages than tokens may come")
+            raise PeerFault("more messages than tokens may come")
         self._stored.append(message)
         return True
 
@@ -71,28 +68,28 @@ class TokenMerger:
         return {message.choice for message in self._stored or () if message.finish is not None}
 
     def add_scores(self, first: int, scores: Sequence[Score]) -> None:
-        """Add log-probabilities of prompt tokens, from token index `first` on. Raises Malformed if they leave
+        """Add log-probabilities of prompt tokens, from token index `first` on. Raises PeerFault if they leave
         a gap, or are too many or too late."""
         left = 0 if self._stored is None else self._request.scores - len(self._scores)
         if first != 1 + len(self._scores) or len(scores) > left:
-            raise Malformed(f"scores from token {first} on, {left} were to come")
+            raise PeerFault(f"scores from token {first} on, {left} were to come")
         self._scores += scores
 
     def check_scores(self) -> None:
-        """Check that all log-probabilities of the prompt came before the first token. Raises Malformed."""
+        """Check that all log-probabilities of the prompt came before the first token. Raises PeerFault."""
         if len(self._scores) != self._request.scores:
             wanted = self._request.scores
-            raise Malformed(f"{len(self._scores)} scores before the first token, of {wanted}")
+            raise PeerFault(f"{len(self._scores)} scores before the first token, of {wanted}")
 
     def take(self, message: TokenMessage) -> TokenBatch | None:
         """Return those tokens of a message that were not passed on yet, or None if there are none.
 
-        Raises TokensLost, and Malformed for a choice that the request does not have.
+        Raises TokensLost, and PeerFault for a choice that the request does not have.
         """
-        choice, first, tokens, finish = message
+        choice, first, tokens, finish, _, _ = message
         if choice not in self.going:
             if choice >= self._request.choices:
-                raise Malformed(f"tokens of choice {choice} of {self._request.choices}")
+                raise PeerFault(f"tokens of choice {choice} of {self._request.choices}")
             return None
         at = self._next[choice]
         if first > at:
@@ -117,3 +114,14 @@ class TokenMerger:
         before = f", behind {counted(self.given, 'token')} by earlier rooms" if self.given else ""
         drawn = sum(self._next) - self.given * self._request.choices
         return f"{counted(drawn, 'token')} of {self._request.choices} choices passed on{before}"
+
+
+def _is_first_from_prefill(request: Request) -> bool:
+    """Return whether prefill alone can report the first token of a request.
+
+    That is so if the prompt is scored, or if more log-probabilities are wanted than a metadata record holds
+    (`record-fits`).
+    """
+    sampling = request.sampling
+    tops = (sampling.top_logprobs or 0) + len(sampling.logprob_token_ids)
+    return request.prompt_logprobs is not None or tops > ALTERNATIVES_MAX
