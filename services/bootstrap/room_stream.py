@@ -31,11 +31,11 @@ from baton.handover.opener_messages import (
     Open,
     OpenerRequest,
     RoomOutcome,
+    RoomTimer,
     ScoreMessage,
     Stop,
     Stream,
     Suspect,
-    Timer,
     TokenMessage,
     Wait,
     WorkerMessage,
@@ -83,7 +83,7 @@ class RoomStream:
         # At most one batch for each token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
         self._room = OpenedRoom(entry.id, request, entry.names, timeout_s)
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._timers: dict[RoomTimer, asyncio.TimerHandle] = {}
 
     @property
     def cached_tokens(self) -> int:
@@ -147,7 +147,7 @@ class RoomStream:
         self._room.end(cause)
         self._carry_out()
 
-    def _passed(self, timer: Timer) -> None:
+    def _passed(self, timer: RoomTimer) -> None:
         self._room.passed(timer)
         self._carry_out()
 
@@ -235,7 +235,7 @@ class RoomStream:
             prefill_own_ms=entry.prefill_own_ms,
         )
 
-    def _wait(self, timer: Timer, seconds: float | None) -> None:
+    def _wait(self, timer: RoomTimer, seconds: float | None) -> None:
         if seconds is None:
             self._timers.pop(timer).cancel()
         else:

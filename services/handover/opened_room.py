@@ -34,11 +34,11 @@ from baton.handover.opener_messages import (
     Open,
     OpenerRequest,
     RoomOutcome,
+    RoomTimer,
     ScoreMessage,
     Stop,
     Stream,
     Suspect,
-    Timer,
     TokenMessage,
     Wait,
     WorkerMessage,
@@ -97,7 +97,7 @@ class OpenedRoom:
         self._settled = False
         self._closing: Cause | None = None
         """Prefill's outcome that decode closed the room, while decode's own cause is awaited."""
-        self._timers: set[Timer] = set()
+        self._timers: set[RoomTimer] = set()
         """Timers that run."""
         self._requests: list[OpenerRequest] = []
 
@@ -121,7 +121,7 @@ class OpenedRoom:
     def start(self) -> None:
         """Send the room to its workers. Does nothing if it has ended already."""
         if not self.is_over:
-            self._wait(Timer.LIMIT, self._limit_s)
+            self._wait(RoomTimer.LIMIT, self._limit_s)
             self._open_next()
 
     def opened(self, side: Side) -> None:
@@ -192,20 +192,20 @@ class OpenedRoom:
 
     # ---- time
 
-    def passed(self, timer: Timer) -> None:
+    def passed(self, timer: RoomTimer) -> None:
         """Process the end of a timer's pause. Does nothing if the timer was stopped."""
         if timer not in self._timers:
             return
         self._timers.discard(timer)
         match timer:
-            case Timer.ROOT if self._closing is not None:
+            case RoomTimer.ROOT if self._closing is not None:
                 self._fail(self._closing, Side.PREFILL)
-            case Timer.LIMIT:
+            case RoomTimer.LIMIT:
                 for late in [each for each in Side if each in self._open][:1]:
                     text = f"{late.value} worker {self._workers[late]} did not end the room in time"
                     self._fail(Cause(Reason.DEADLINE, text), late)
                 self._leave_all()
-            case Timer.LINGER:
+            case RoomTimer.LINGER:
                 self._leave_all()
 
     # ---- inside
@@ -270,7 +270,7 @@ class OpenedRoom:
         echo = side is Side.PREFILL and cause.reason is Reason.RECEIVER_CLOSED
         if echo and Side.DECODE in self._open and not self.is_over:
             self._closing = cause
-            self._wait(Timer.ROOT, ROOT_S)
+            self._wait(RoomTimer.ROOT, ROOT_S)
         else:
             self._fail(cause, side)
 
@@ -357,10 +357,10 @@ class OpenedRoom:
     def _end(self) -> None:
         """End the stream of tokens for its reader. The outcomes of the workers are awaited for LINGER_S."""
         self._merger.going.clear()
-        self._stop_waiting(Timer.LIMIT)
-        self._stop_waiting(Timer.ROOT)
+        self._stop_waiting(RoomTimer.LIMIT)
+        self._stop_waiting(RoomTimer.ROOT)
         if self._open:
-            self._wait(Timer.LINGER, LINGER_S)
+            self._wait(RoomTimer.LINGER, LINGER_S)
         self._settle()
 
     def _settle(self) -> None:
@@ -369,16 +369,16 @@ class OpenedRoom:
         if self._settled or self._open or not self.is_over:
             return
         self._settled = True
-        self._stop_waiting(Timer.LINGER)
+        self._stop_waiting(RoomTimer.LINGER)
         for side in self._workers:
             if side not in self._holding:
                 self._requests.append(MarkRetired(side))
 
-    def _wait(self, timer: Timer, seconds: float) -> None:
+    def _wait(self, timer: RoomTimer, seconds: float) -> None:
         self._timers.add(timer)
         self._requests.append(Wait(timer, seconds))
 
-    def _stop_waiting(self, timer: Timer) -> None:
+    def _stop_waiting(self, timer: RoomTimer) -> None:
         if timer in self._timers:
             self._timers.discard(timer)
             self._requests.append(Wait(timer, None))

@@ -84,13 +84,13 @@ class Break(Enum):
     """The worker refused the room, and takes no others."""
 
 
-class Timer(Enum):
+class RoomTimer(Enum):
     LIMIT = "limit"
-    """Timer of the room's time limit."""
+    """RoomTimer of the room's time limit."""
     ROOT = "root"
-    """Timer that runs while decode's cause is awaited, after prefill reported that decode closed the room."""
+    """RoomTimer that runs while decode's cause is awaited, after prefill reported that decode closed the room."""
     LINGER = "linger"
-    """Timer that runs while outcomes of workers are awaited after the room's end."""
+    """RoomTimer that runs while outcomes of workers are awaited after the room's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class MarkRetired:
 class Wait:
     """Request to set a timer, whose end is reported by `OpenedRoom.passed`, or to stop it."""
 
-    timer: Timer
+    timer: RoomTimer
     seconds: float | None
     """Length of the pause in seconds. None stops the timer."""
 

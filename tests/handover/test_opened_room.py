@@ -25,11 +25,11 @@ from baton.handover.opener_messages import (
     MarkRetired,
     Open,
     RoomOutcome,
+    RoomTimer,
     ScoreMessage,
     Stop,
     Stream,
     Suspect,
-    Timer,
     TokenMessage,
     Wait,
 )
@@ -78,7 +78,7 @@ class Driver:
     room: OpenedRoom
     opened: list[Side] = field(default_factory=list)
     open: set[Side] = field(default_factory=set)
-    timers: set[Timer] = field(default_factory=set)
+    timers: set[RoomTimer] = field(default_factory=set)
     retired: list[Side] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
     errors: list[Cause] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Driver:
         self.open.discard(side)
         return self.take()
 
-    def passed(self, timer: Timer) -> list[Any]:
+    def passed(self, timer: RoomTimer) -> list[Any]:
         self.timers.discard(timer)
         self.room.passed(timer)
         return self.take()
@@ -157,17 +157,17 @@ def streaming(made: Request | None = None) -> Driver:
 
 def over(cause: Cause, *left: Any) -> list[Any]:
     """Return the requests with which a failure ends a room."""
-    return [Fail(cause), FailReader(cause), Wait(Timer.LIMIT, None), *left]
+    return [Fail(cause), FailReader(cause), Wait(RoomTimer.LIMIT, None), *left]
 
 
-LINGER: Final = Wait(Timer.LINGER, LINGER_S)
-NO_LINGER: Final = Wait(Timer.LINGER, None)
+LINGER: Final = Wait(RoomTimer.LINGER, LINGER_S)
+NO_LINGER: Final = Wait(RoomTimer.LINGER, None)
 
 
 def test_both_workers_are_called_before_either_answers_and_decode_first() -> None:
     room = Driver(OpenedRoom(RoomId(7), request(), NAMES, LIMIT_S))
     room.room.start()
-    assert room.take() == [Wait(Timer.LIMIT, LIMIT_S), Open(D), Open(P)]
+    assert room.take() == [Wait(RoomTimer.LIMIT, LIMIT_S), Open(D), Open(P)]
 
 
 def test_each_position_is_passed_on_once_from_whichever_worker_is_first() -> None:
@@ -176,7 +176,7 @@ def test_each_position_is_passed_on_once_from_whichever_worker_is_first() -> Non
     assert room.message(P, first(7)) == [CountPrompt(P, 3), Stream(), batch([7])]
     assert room.message(D, Accepted()) == room.message(P, DONE) == []
     assert room.message(D, tokens(0, [7, 8])) == [batch([8])]
-    end = [Wait(Timer.LIMIT, None), LINGER, MarkAnswered("3 tokens passed on"), batch([9], LENGTH)]
+    end = [Wait(RoomTimer.LIMIT, None), LINGER, MarkAnswered("3 tokens passed on"), batch([9], LENGTH)]
     assert room.message(D, tokens(1, [8, 9], LENGTH)) == end
     assert room.message(D, DONE) == [NO_LINGER]
     assert room.room.is_settled
@@ -307,9 +307,9 @@ def test_first_cause_wins_decodes_own_cause_is_awaited() -> None:
     room = started()
     for message in (Accepted(), first(7)):
         room.message(P, message)
-    assert room.message(P, RoomOutcome(CLOSED)) == [Wait(Timer.ROOT, ROOT_S)]
+    assert room.message(P, RoomOutcome(CLOSED)) == [Wait(RoomTimer.ROOT, ROOT_S)]
     assert room.message(D, tokens(1, [8])) == [batch([8])]
-    assert room.message(D, RoomOutcome(NAN)) == over(NAN, Wait(Timer.ROOT, None))
+    assert room.message(D, RoomOutcome(NAN)) == over(NAN, Wait(RoomTimer.ROOT, None))
     assert room.room.is_settled
 
 
@@ -317,8 +317,8 @@ def test_a_decode_worker_that_does_not_report_its_cause_is_not_awaited_for_long(
     room = started()
     room.message(P, Accepted())
     room.message(P, RoomOutcome(CLOSED))
-    assert room.passed(Timer.ROOT) == over(CLOSED, LINGER)
-    assert room.passed(Timer.LINGER) == [Leave(D, CLOSED)]
+    assert room.passed(RoomTimer.ROOT) == over(CLOSED, LINGER)
+    assert room.passed(RoomTimer.LINGER) == [Leave(D, CLOSED)]
     assert room.room.is_settled
 
 
@@ -344,7 +344,7 @@ def test_terminal_reaches_peer_a_failure_after_the_answer_ends_the_other_worker(
 def test_a_worker_that_the_end_of_an_answered_room_reached_ends_nothing() -> None:
     room = streaming()
     room.room.stop()
-    assert room.take() == [Wait(Timer.LIMIT, None), LINGER, Stop()]
+    assert room.take() == [Wait(RoomTimer.LIMIT, None), LINGER, Stop()]
     assert room.message(D, RoomOutcome(ANSWERED)) == [NO_LINGER]
 
 
@@ -385,8 +385,8 @@ def test_a_client_that_hangs_up_ends_the_room_once_and_gets_no_error() -> None:
     room.room.give_up(GONE)
     room.room.give_up(GONE)
     room.room.stop()
-    assert room.take() == [Wait(Timer.LIMIT, None), LINGER, Fail(GONE)]
-    assert room.passed(Timer.LINGER) == [Leave(D, GONE)]
+    assert room.take() == [Wait(RoomTimer.LIMIT, None), LINGER, Fail(GONE)]
+    assert room.passed(RoomTimer.LINGER) == [Leave(D, GONE)]
     assert (room.errors, room.room.cause, room.retired) == ([], None, [])
 
 
@@ -410,9 +410,9 @@ def test_a_room_that_failed_before_it_was_started_is_sent_to_nobody() -> None:
 def test_deadline_everywhere_the_time_limit_ends_the_room_on_both_workers() -> None:
     late = Cause(Reason.DEADLINE, "prefill worker prefill-0 did not end the room in time")
     room = started()
-    taken = room.passed(Timer.LIMIT)
+    taken = room.passed(RoomTimer.LIMIT)
     assert taken == [*over(late)[:2], LINGER, Leave(P, late), Leave(D, late), NO_LINGER]
-    assert room.passed(Timer.LIMIT) == []
+    assert room.passed(RoomTimer.LIMIT) == []
 
 
 def test_an_error_of_the_opener_ends_the_room() -> None:
@@ -496,7 +496,7 @@ def dialogues(draw: st.DrawFn) -> tuple[Request, dict[int, list[int]], list[tupl
             )
             about = {
                 "broken": st.tuples(st.sampled_from([P, D]), st.sampled_from(list(Break))),
-                "passed": st.sampled_from(list(Timer)),
+                "passed": st.sampled_from(list(RoomTimer)),
                 "end_choice": st.integers(0, choices - 1),
             }.get(kind, st.none())
             events.append((kind, draw(about)))
