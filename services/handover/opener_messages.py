@@ -86,11 +86,11 @@ class Break(Enum):
 
 class RoomTimer(Enum):
     LIMIT = "limit"
-    """RoomTimer of the room's time limit."""
+    """Timer of the room's time limit."""
     ROOT = "root"
-    """RoomTimer that runs while decode's cause is awaited, after prefill reported that decode closed the room."""
+    """Timer that runs while decode's cause is awaited, after prefill reported that decode closed the room."""
     LINGER = "linger"
-    """RoomTimer that runs while outcomes of workers are awaited after the room's end."""
+    """Timer that runs while outcomes of workers are awaited after the room's end."""
 
 
 @dataclass(frozen=True, slots=True)
