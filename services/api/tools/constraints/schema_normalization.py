@@ -9,6 +9,7 @@ No I/O, clock or threads.
 """
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any, Final
 
 from baton.api.tools.constraints.property_names import ANY, NamesInexpressible, PropertyNamesReader
@@ -79,6 +80,8 @@ class _Document:
         the subschema."""
         self._definitions: Keywords = {}
         """Definitions that are added to the schema's `$defs`, by name."""
+        self._numbers = count()
+        """Numbers in the names of new definitions. Each is used once."""
         self._keeps_ids = False
 
     def normalized(self) -> Keywords:
@@ -196,10 +199,8 @@ class _Document:
 
     def _free_name(self) -> str:
         """Return a name for a new definition that no other definition in the schema has."""
-        number, used = len(self._moved), {*self._root.get("$defs", {}), *self._moved.values()}
-        while f"schema_{number}" in used:
-            number += 1
-        return f"schema_{number}"
+        names = (f"schema_{number}" for number in self._numbers)
+        return next(name for name in names if name not in self._root.get("$defs", {}))
 
 
 def _is_definition(pointer: Pointer) -> bool:
