@@ -31,7 +31,10 @@ earlier tokens."""
 
 
 def missing_in_all(config: Json, _: CheckpointQuantization | None) -> list[str]:
-    """Return what every engine lacks. The bootstrap serves what is left, whatever the workers' engine."""
+    """Return what no kind of engine could serve: a head that draws no text.
+
+    The bootstrap judges a model by this alone, since it does not know the workers' engine.
+    """
     return other_heads(config)
 
 
