@@ -39,17 +39,18 @@ class CuttingProxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server_port)
-        tasks = [asyncio.create_task(self._age()), asyncio.create_task(_copy(reader, to_server))]
+        aging = asyncio.create_task(self._age())
+        sending = asyncio.create_task(_copy(reader, to_server))
         try:
             while chunk := await self._read(from_server):
                 writer.write(chunk)
         except TimeoutError:
             self.cuts += 1
         finally:
-            tasks[1].cancel()
+            sending.cancel()
             writer.close()
             to_server.close()
-        await tasks[0]
+        await aging
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

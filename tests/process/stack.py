@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,6 +237,13 @@ class Stack:
         those that are not."""
         if different := not_back(self._gauges, start):
             raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
+
+    def wait_until(self, holds: Callable[[], Any], limit_s: float) -> None:
+        """Wait until `holds` returns True. Raises AssertionError after `limit_s` seconds."""
+        give_up = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < give_up, self.tails()
+            time.sleep(0.01)
 
     def workers(self) -> list[dict[str, Any]]:
         """Return the workers that the bootstrap lists."""

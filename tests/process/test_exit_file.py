@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from tests.process.stack import SPLIT, running_stack
-from tests.process.test_revocation import LONG, QUARANTINED, busy, complete, text_of, until
+from tests.process.test_revocation import ANSWER_S, LONG, QUARANTINED, busy, complete, text_of
 
 
 def test_a_platform_that_starts_a_killed_worker_again_gives_its_peers_their_pages_back(
@@ -25,10 +25,10 @@ def test_a_platform_that_starts_a_killed_worker_again_gives_its_peers_their_page
         asker.start()
         busy([prefill])
         prefill.kill()
-        until(lambda: decode.gauges()[QUARANTINED] > 0, stack)
+        stack.wait_until(lambda: decode.gauges()[QUARANTINED] > 0, ANSWER_S)
         assert stack.report_exit("prefill-0", prefill.process.pid, b"") == "NotProven", "by nobody else"
         stack.restart("prefill-0")
-        until(lambda: decode.gauges()[QUARANTINED] == 0, stack)
+        stack.wait_until(lambda: decode.gauges()[QUARANTINED] == 0, ANSWER_S)
         assert decode.total("baton_kv_revocations_total") == 0, "the proof came, and no memory was moved"
         assert "Paris" in text_of(complete(stack, "The capital of France is"))
         asker.join(60.0)

@@ -39,13 +39,6 @@ def busy(prefills: list[Service]) -> Service:
     raise AssertionError("nobody computes")
 
 
-def until(holds: Any, stack: Stack) -> None:
-    give_up = time.monotonic() + ANSWER_S
-    while not holds():
-        assert time.monotonic() < give_up, stack.tails()
-        time.sleep(0.05)
-
-
 def test_pages_of_a_prefill_worker_that_stays_stopped_are_taken_back_and_it_may_return(
     demo_model_dir: Path,
 ) -> None:
@@ -66,16 +59,16 @@ def test_pages_of_a_prefill_worker_that_stays_stopped_are_taken_back_and_it_may_
         stopped = busy(prefills)
         stopped.process.send_signal(signal.SIGSTOP)
 
-        until(lambda: decode.gauges()[QUARANTINED] > 0, stack)
-        until(lambda: decode.total("baton_kv_revocations_total") == 1, stack)
-        until(lambda: decode.gauges()[QUARANTINED] == 0, stack)
+        stack.wait_until(lambda: decode.gauges()[QUARANTINED] > 0, ANSWER_S)
+        stack.wait_until(lambda: decode.total("baton_kv_revocations_total") == 1, ANSWER_S)
+        stack.wait_until(lambda: decode.gauges()[QUARANTINED] == 0, ANSWER_S)
         asker.join(ANSWER_S)
         assert text_of(replies[0]) == right, "the other prefill worker took the request over"
         assert "Paris" in text_of(complete(stack, "The capital of France is"))
 
         stopped.process.send_signal(signal.SIGCONT)
         stack.wait_ready(3)
-        until(lambda: serves(stopped, stack), stack)
+        stack.wait_until(lambda: serves(stopped, stack), ANSWER_S)
         stack.wait_idle(start)
         assert decode.total("baton_kv_revocations_total") == 1, "once"
         assert set(stack.stop().values()) == {0}, stack.tails()

@@ -1,12 +1,16 @@
 """An engine on vLLM that the tests of a session share, and what vLLM answers alone."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from baton.decode.settings import DecodeSettings
+from tests.process.stack import Stack
+from tests.vllm.completions import CALL_S
 from tests.vllm.driving import Driver
 from tests.vllm.oracle import vllm_greedy
 
@@ -49,3 +53,12 @@ def engine() -> Any:
 @pytest.fixture
 def driver(engine: Any) -> Driver:
     return Driver(engine)
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[httpx.Client]:
+    """A client of the test module's stack, in which nothing is left behind the test."""
+    start = stack.idle_gauges()
+    with httpx.Client(base_url=stack.url, timeout=CALL_S) as client:
+        yield client
+    stack.wait_idle(start)

@@ -6,7 +6,6 @@ access to pages. Pages are checked by their contents on each hand-over.
 
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import httpx
 import pytest
 
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.vllm.completions import CALL_S, Restart, stream
+from tests.vllm.completions import Restart, stream
 from tests.vllm.families import save_family
 
 pytestmark = pytest.mark.stack
@@ -58,15 +57,6 @@ def stack(
         yield stack
 
 
-@pytest.fixture
-def client(stack: Stack) -> Iterator[httpx.Client]:
-    """A client of the stack, in which nothing is left behind the test."""
-    start = stack.idle_gauges()
-    with httpx.Client(base_url=stack.url, timeout=CALL_S) as client:
-        yield client
-    stack.wait_idle(start)
-
-
 def draw(
     client: httpx.Client, number: int, length: int = SHORT, on_tokens: Callable[[], None] | None = None
 ) -> list[int]:
@@ -76,13 +66,6 @@ def draw(
     return stream(client, prompt, on_tokens, temperature=1.0, seed=number, max_tokens=TOKENS)
 
 
-def until(holds: Callable[[], bool], stack: Stack) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < give_up, stack.tails()
-        time.sleep(0.01)
-
-
 @contextmanager
 def long_prompt_begun(stack: Stack, client: httpx.Client) -> Iterator[Future[list[int]]]:
     """Context of a request with a long prompt, which prefill has begun to compute, and which ends with it."""
@@ -90,7 +73,7 @@ def long_prompt_begun(stack: Stack, client: httpx.Client) -> Iterator[Future[lis
     before = prefill.total("baton_prefill_tokens_total")
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(draw, client, 0, LONG)
-        until(lambda: prefill.total("baton_prefill_tokens_total") > before, stack)
+        stack.wait_until(lambda: prefill.total("baton_prefill_tokens_total") > before, WAIT_S)
         yield answer
 
 
@@ -144,15 +127,15 @@ def test_pages_are_revoked_when_prefill_stands_still(stack: Stack, client: httpx
             try:
                 if pages(stack, "exposed") == 0:  # the hand-over has ended
                     continue
-                until(lambda: decode.total("baton_kv_revocations_total") > revoked, stack)
-                until(lambda: pages(stack, "quarantined") == 0, stack)
+                stack.wait_until(lambda: decode.total("baton_kv_revocations_total") > revoked, WAIT_S)
+                stack.wait_until(lambda: pages(stack, "quarantined") == 0, WAIT_S)
                 assert answer.result() == undisturbed
             finally:
                 prefill.send_signal(signal.SIGCONT)
         break
     assert decode.total("baton_kv_revocations_total") > revoked
     stack.wait_ready()
-    until(lambda: prefills_again(stack, client, undisturbed), stack)
+    stack.wait_until(lambda: prefills_again(stack, client, undisturbed), WAIT_S)
 
 
 def prefills_again(stack: Stack, client: httpx.Client, undisturbed: Any) -> bool:

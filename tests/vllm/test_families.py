@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.vllm.completions import CALL_S, TOKENS, Restart, answer, stream
+from tests.vllm.completions import TOKENS, Restart, answer, stream
 from tests.vllm.families import FAMILIES, LATENT_FAMILIES, save_family
 from tests.vllm.oracle import vllm_greedy
 
@@ -59,7 +59,7 @@ def family_answers(
 
 
 @pytest.fixture(scope="module")
-def family_stack(model: Path, page_tokens: int, family_answers: list[list[int]]) -> Iterator[Stack]:
+def stack(model: Path, page_tokens: int, family_answers: list[list[int]]) -> Iterator[Stack]:
     assert family_answers
     with running_stack(
         str(model),
@@ -75,44 +75,35 @@ def family_stack(model: Path, page_tokens: int, family_answers: list[list[int]])
         yield stack
 
 
-@pytest.fixture
-def family_client(family_stack: Stack) -> Iterator[httpx.Client]:
-    """A client of the stack, in which nothing is left behind the test."""
-    start = family_stack.idle_gauges()
-    with httpx.Client(base_url=family_stack.url, timeout=CALL_S) as client:
-        yield client
-    family_stack.wait_idle(start)
-
-
 def test_a_family_s_answers_equal_vllm_alone(
-    family_client: httpx.Client, family_prompts: list[list[int]], family_answers: list[list[int]]
+    client: httpx.Client, family_prompts: list[list[int]], family_answers: list[list[int]]
 ) -> None:
     """One after the other, then all at once. The last prompt, and all of them then, find cached prefixes."""
-    assert [answer(family_client, each) for each in family_prompts] == family_answers
+    assert [answer(client, each) for each in family_prompts] == family_answers
     with ThreadPoolExecutor(len(family_prompts)) as threads:
-        assert list(threads.map(lambda each: answer(family_client, each), family_prompts)) == family_answers
+        assert list(threads.map(lambda each: answer(client, each), family_prompts)) == family_answers
 
 
 def test_a_family_s_prefixes_are_reused(
-    family_client: httpx.Client,
-    family_stack: Stack,
+    client: httpx.Client,
+    stack: Stack,
     family_prompts: list[list[int]],
     family_answers: list[list[int]],
 ) -> None:
     for side in ("prefill-0", "decode-0"):
-        assert family_stack.services[side].total("baton_prefix_reused_tokens_total") > 0
-    assert answer(family_client, family_prompts[-1]) == family_answers[-1]
+        assert stack.services[side].total("baton_prefix_reused_tokens_total") > 0
+    assert answer(client, family_prompts[-1]) == family_answers[-1]
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3"], indirect=True, scope="module")
 def test_decode_with_latent_pages_is_killed_in_mid_stream(
-    family: str, family_client: httpx.Client, family_stack: Stack, family_prompts: list[list[int]]
+    family: str, client: httpx.Client, stack: Stack, family_prompts: list[list[int]]
 ) -> None:
     drawn: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 60}
-    undisturbed = [stream(family_client, each, **drawn) for each in family_prompts]
-    kill = Restart(family_stack, "decode-0")
+    undisturbed = [stream(client, each, **drawn) for each in family_prompts]
+    kill = Restart(stack, "decode-0")
     with ThreadPoolExecutor(len(family_prompts)) as threads:
-        disturbed = threads.map(lambda each: stream(family_client, each, kill, **drawn), family_prompts)
+        disturbed = threads.map(lambda each: stream(client, each, kill, **drawn), family_prompts)
         assert list(disturbed) == undisturbed
     assert kill.was_made
-    family_stack.wait_ready()
+    stack.wait_ready()

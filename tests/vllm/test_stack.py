@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.vllm.completions import CALL_S, TOKENS, Restart, answer, complete, stream
+from tests.vllm.completions import TOKENS, Restart, answer, complete, stream
 from tests.vllm.conftest import PAGE_TOKENS
 from tests.vllm.oracle import vllm_greedy
 
@@ -54,15 +54,6 @@ def stack(answers: list[list[int]]) -> Iterator[Stack]:
         decode=({**SPLIT, "speculate": "ngram:3"},),
     ) as stack:
         yield stack
-
-
-@pytest.fixture
-def client(stack: Stack) -> Iterator[httpx.Client]:
-    """A client of the stack, in which nothing is left behind the test."""
-    start = stack.idle_gauges()
-    with httpx.Client(base_url=stack.url, timeout=CALL_S) as client:
-        yield client
-    stack.wait_idle(start)
 
 
 @pytest.mark.parametrize("width", [1, 4, 16])
