@@ -20,6 +20,8 @@ class EngineEntry:
     module: str
     """Module with the function `start_rank`, an `EngineLoader`. It may also have `start_both`, an
     `EnginePairLoader`."""
+    imports: str
+    """Module that imports all that the engine needs, for a process that workers are forked from."""
     package: str
     """Python package that the engine needs, and that may be missing."""
     install: str
@@ -30,9 +32,15 @@ class EngineEntry:
 
 ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
     EngineName.TORCH: EngineEntry(
-        "baton.engine.engine_startup", "torch", "baton-serve, with its packages", missing_in_torch
+        "baton.engine.engine_startup",
+        "baton.engine.engine_startup",
+        "torch",
+        "baton-serve, with its packages",
+        missing_in_torch,
     ),
-    EngineName.VLLM: EngineEntry("baton.vllm.engine_startup", "vllm", "baton-serve[vllm]", missing_in_vllm),
+    EngineName.VLLM: EngineEntry(
+        "baton.vllm.engine_startup", "baton.vllm.preloading", "vllm", "baton-serve[vllm]", missing_in_vllm
+    ),
 }
 
 
@@ -68,14 +76,14 @@ def choose_engine(
 
 
 def engine_module(name: str, device: str) -> str:
-    """Return the module of the engine that `--engine` names, for a process that preloads it.
+    """Return the module that imports the engine that `--engine` names, for a process that preloads it.
 
     If that engine is not installed, return torch's. The worker that needs the missing one reports the error.
     """
     try:
-        return ENGINES[choose_engine(name, device)].module
+        return ENGINES[choose_engine(name, device)].imports
     except StartupError:
-        return ENGINES[EngineName.TORCH].module
+        return ENGINES[EngineName.TORCH].imports
 
 
 def load_starter(name: str, device: str, function: str) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -42,6 +43,7 @@ def prepare_environment() -> None:
     logger.handlers = [LogHandler()]
     logger.propagate = False
     logger.setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
 @contextmanager

@@ -29,6 +29,7 @@ PROGRAMS: Final = {
     "baton.engine.gguf.convert": "a process of its own, for its memory",
     "baton.engine.engine_startup": "imported by name, from the table of engines",
     "baton.vllm.engine_startup": "imported by name, from the table of engines",
+    "baton.vllm.preloading": "imported by name, from the table of engines",
     "baton.cli.forked_commands": "the process that workers are forked from",
 }
 """Modules that no other imports, and what they are for. What tests alone need is in `baton.testing`."""
