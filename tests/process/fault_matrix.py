@@ -6,7 +6,8 @@ Real stacks, one fault after another.
 `--table` prints the rows of docs/verification.md, `--only decode` or `--only pairs/decode-0/kill` runs
 a part. Six clients ask greedy requests over and over, from before the fault until the stack has recovered:
 each stream has to be what the reference library draws, to the token. Only those whose bootstrap died may
-break. Afterwards every gauge has to be back where it was.
+break. Afterwards every gauge has to be back where it was. With `--engine vllm` the workers compute on vLLM,
+and the reference is vLLM's own `LLM`. Run it then by the Python of `make test-vllm`, `.venv/vllm/bin/python`.
 
 pairs   two prefill and two decode workers of one rank each
 groups  one prefill worker of two pipeline ranks, one decode worker of two tensor ranks, no other pair
@@ -29,14 +30,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from transformers import LlamaConfig
 
 from baton.models.model_files import DEMO, prepare, resolve
 from baton.runtime.model_options import LoadFormat
+from tests.engine.tiny_models import save
 from tests.http import web
-from tests.models.eight_heads import VOCABULARY, eight_heads
+from tests.models.eight_heads import EIGHT_HEADS, VOCABULARY, eight_heads, with_tokenizer
 from tests.process.hosts import Hosts, hosts, missing
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import SPLIT, Stack, running_stack
+from tests.vllm.oracle import vllm_greedy
 
 CLIENTS: Final = 6
 LENGTHS: Final = (40, 90, 150, 250, 330, 480)
@@ -52,6 +56,9 @@ SLOW_BEAT_S: Final = (0.09, 0.01)
 SETTLED_ANSWERS: Final = 6
 """Answers after the recovery, so that what is left broken is seen."""
 TCP: Final = {"UCX_TLS": "tcp"}
+VLLM: Final[dict[str, Any]] = {"engine": "vllm", "page_tokens": "32"}
+VLLM_HEAD_DIM: Final = 32
+"""The least that vLLM's attention on a CPU has."""
 
 Fault = Callable[["Scene", str], None]
 
@@ -318,10 +325,17 @@ def _until(holds: Callable[[], bool], stack: Stack) -> None:
 
 
 @contextmanager
-def scene_of(shape: str, model: Path) -> Iterator[Scene]:
+def scene_of(shape: str, model: Path, engine: str) -> Iterator[Scene]:
+    """Context of a stack in the form of `shape`, whose workers compute on `engine`."""
     # Lives as short as a user's: a fault has to be noticed by the defaults.
     run = partial(
-        running_stack, str(model), bootstrap={"lease_ms": "3000"}, dtype="float32", kv_cache_memory="16MiB"
+        running_stack,
+        str(model),
+        bootstrap={"lease_ms": "3000"},
+        dtype="float32",
+        kv_cache_memory="16MiB",
+        by_commands=engine == "vllm",
+        **(VLLM if engine == "vllm" else {}),
     )
     chunks = {"chunk_tokens": "64"}
     with ExitStack() as stack:
@@ -336,16 +350,27 @@ def scene_of(shape: str, model: Path) -> Iterator[Scene]:
         yield Scene(stack.enter_context(running), 2 if shape == "groups" else 4)
 
 
+def model_of(engine: str, folder: Path) -> tuple[Path, Asked]:
+    """Return the directory of the model in `folder`, and the requests with the answers of its reference."""
+    demo, prompts = prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None), any_prompts(LENGTHS, VOCABULARY)
+    if engine == "torch":
+        model = eight_heads(folder / "model", demo)
+        return model, asked(model, prompts, OUTPUT_TOKENS)
+    config = LlamaConfig(**EIGHT_HEADS.to_dict() | {"head_dim": VLLM_HEAD_DIM})
+    model = with_tokenizer(save(config, folder / "model"), demo)
+    return model, Asked(prompts, vllm_greedy(model, prompts, OUTPUT_TOKENS, folder))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.process.fault_matrix", description=__doc__)
     parser.add_argument("--only", default="", help="what a row's SHAPE/TARGET/FAULT has to contain")
     parser.add_argument("--table", action="store_true", help="rows of Markdown in place of JSON")
+    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch", help="engine of the workers")
     args = parser.parse_args()
     found: list[Found] = []
     left_out = {}
     with tempfile.TemporaryDirectory(prefix="baton-matrix-") as folder:
-        model = eight_heads(Path(folder) / "model", prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None))
-        known = asked(model, any_prompts(LENGTHS, VOCABULARY), OUTPUT_TOKENS)
+        model, known = model_of(args.engine, Path(folder))
         for shape, (targets, faults) in SHAPES.items():
             chosen = [
                 (target, name)
@@ -357,7 +382,7 @@ def main() -> int:
             if why is not None and chosen:
                 left_out[shape] = why
             elif chosen:
-                with scene_of(shape, model) as scene:
+                with scene_of(shape, model, args.engine) as scene:
                     for target, name in chosen:
                         found.append(run_one(scene, known, shape, target, name, faults[name]))
                         sys.stderr.write(json.dumps(asdict(found[-1])) + "\n")
