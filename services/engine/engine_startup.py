@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from baton.engine.available_memory import memory_errors_as_startup_errors
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.loading.draft_files import (
     FoundModel,
@@ -13,6 +12,7 @@ from baton.engine.loading.draft_files import (
 from baton.engine.loading.engine_loading import load_engine, load_second_engine
 from baton.engine.quantization.weight_quantization import weight_quantization
 from baton.engine.torch_engine import TorchEngine
+from baton.inference.available_memory import memory_errors_as_startup_errors
 from baton.inference.collectives import Collectives, alone
 from baton.inference.rank_startup import start_with_ranks
 from baton.inference.step_engine import drawing_rank
@@ -82,12 +82,9 @@ def start_engine(
             rank=rank,
             rank_group=rank_group,
         )
-        engine.cache.populate()
-        engine.warm_up()
+        engine.start()
         if drafting is not None and drafts is not None:
             start_draft_model(engine, drafts, drafting, settings, threads)
-        if engine.grammars is not None:
-            engine.grammars.warm_up()
     tokens = engine.cache.tokens
     log.info(
         "engine ready",
@@ -135,6 +132,5 @@ def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, Tor
     """
     decode = start_engine(settings, threads)
     prefill = load_second_engine(decode, settings.kv_cache_memory, CANARY_TOKENS)
-    prefill.cache.populate()
-    prefill.warm_up()
+    prefill.start()
     return prefill, decode

@@ -3,58 +3,30 @@
 The cache does not know which sequence owns which page.
 """
 
-from typing import Final
-
 import torch
 
-from baton.engine.available_memory import memory_shortage
-from baton.inference.kv_memory import DTYPES, NotEnoughMemory
+from baton.inference.kv_memory import DTYPES
+from baton.inference.page_memory import PageMemory
 from baton.pages.layout import KvGroup
-from baton.runtime.host_memory import CannotMove, HostMemory
-
-ALIGNMENT: Final = 4096
 
 
-class PagedKvCache:
-    """Memory for `pages` KV pages on one device. Page p starts at byte `p * group.page_bytes`.
-
-    Contents are undefined until written. The memory stays at its address until `move`.
-    """
+class PagedKvCache(PageMemory):
+    """KV pages of the torch engine: keys and values of one length, with a vector for each token."""
 
     def __init__(self, group: KvGroup, pages: int, device: torch.device, beside: int = 0) -> None:
-        """Allocate the memory. Raises NotEnoughMemory.
+        """Allocate the memory, as `PageMemory` does. Raises NotEnoughMemory.
 
         `group`: KV group, whose planes are keys and values of one length. `beside`: bytes that are to be left
         on the device.
         """
-        self.group = group
         self.planes = len(group.planes)
         (self.head_dim,) = {plane.elements for plane in group.planes}
-        self.pages = pages
-        self.length = pages * group.page_bytes
-        """Size of the memory in bytes."""
-        self.device = str(device)
-        """Name of the device: "cpu" or "cuda:N"."""
         self.rows_per_head = len(group.layers) * self.planes * group.page_tokens
         self.rows_per_page = len(group.heads) * self.rows_per_head
-        _check_available(self.length, beside, device, group)
-        try:
-            self._host = HostMemory(self.length) if device.type == "cpu" else None
-            self._make_views(_bytes(self._host, self.length, device))
-        except (RuntimeError, MemoryError) as error:  # torch has no error class for it
-            raise NotEnoughMemory(
-                f"--kv-cache-memory asks for {self.length} bytes, which {device} refuses: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-
-    def populate(self) -> None:
-        """Have the operating system provide all of the memory now, as `HostMemory.populate` does."""
-        if self._host is not None:
-            self._host.populate()
+        super().__init__(group, pages, device, beside=beside)
 
     def _make_views(self, memory: torch.Tensor) -> None:
-        """Make the tensor views of the bytes in `memory` that steps use, such as `tensor`. Called again after
-        a move."""
+        """Make the views of `memory` that steps use."""
         group, size = self.group, self.group.page_tokens
         flat = memory.view(DTYPES[group.dtype])
         self.address: int = flat.data_ptr()
@@ -72,23 +44,6 @@ class PagedKvCache:
         head][head_dim]."""
         self._kinds = {layer: tuple(kinds[:, index]) for layer, index in self.places.items()}
         self._rows = {layer: rows[self.planes * index * size :] for layer, index in self.places.items()}
-
-    def move(self) -> None:
-        """Move the contents to another address, so that writes of peers to the old one change nothing.
-
-        Call it while no step runs. Views that were taken before show the old address. If it raises
-        CannotMove, nothing has changed. On a GPU it always does: there the process has to end and start anew,
-        which takes the memory away from every writer.
-        """
-        if self._host is None:
-            raise CannotMove(f"KV memory on {self.device} cannot be moved within its process")
-        self._host.move()
-        self._make_views(_bytes(self._host, self.length, torch.device("cpu")))
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens whose keys and values fit into all pages."""
-        return self.pages * self.group.page_tokens
 
     def write(self, layer: int, rows: torch.Tensor, entries: torch.Tensor) -> None:
         """Store keys or values, `entries` [rows, head_dim], of the layer with id `layer`.
@@ -119,23 +74,3 @@ class PagedKvCache:
         Attention multiplies their values by a weight of zero, and zero times a stale NaN is NaN.
         """
         self.tensor[page, :, :, :, used:].zero_()
-
-
-def _check_available(length: int, beside: int, device: torch.device, group: KvGroup) -> None:
-    short = memory_shortage(device, length + beside)
-    if short is not None:
-        also = f" and {beside} beside it for steps" if beside else ""
-        raise NotEnoughMemory(
-            f"--kv-cache-memory asks for {length} bytes on {device}{also}, but {short} "
-            f"(room for {short.size // group.token_bytes} tokens)"
-        )
-
-
-def _bytes(host: HostMemory | None, length: int, device: torch.device) -> torch.Tensor:
-    """Return `length` bytes as a tensor, aligned to memory pages: those of `host`, or new ones on
-    `device`."""
-    if host is not None:
-        return torch.frombuffer(host.view, dtype=torch.uint8)
-    memory = torch.empty(length + ALIGNMENT, dtype=torch.uint8, device=device)
-    start = -memory.data_ptr() % ALIGNMENT
-    return memory[start : start + length]

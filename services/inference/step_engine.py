@@ -229,6 +229,16 @@ class StepEngine:
                 }
                 part.sum.add(summed, part.stop)
 
+    def start(self) -> None:
+        """Have all memory provided, run first steps, and read the vocabulary of grammars. Blocks.
+
+        Raises StartupError as `warm_up` does.
+        """
+        self.cache.populate()
+        self.warm_up()
+        if self.grammars is not None:
+            self.grammars.warm_up()
+
     def warm_up(self) -> None:
         """Run a prompt and one more token as test steps, so that everything is loaded and allocated.
 

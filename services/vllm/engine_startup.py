@@ -4,7 +4,7 @@ import os
 from functools import partial
 from typing import Any
 
-import psutil  # vLLM needs it, too
+import psutil
 import torch
 import torch.distributed
 
@@ -60,10 +60,7 @@ def start_engine(
     rank_group = alone() if rank_group is None else rank_group
     meet_ranks(settings, topology or Topology(), rank)
     engine = load_engine(settings, directory, facts, rank_group)
-    engine.cache.populate()
-    engine.warm_up()
-    if engine.grammars is not None:
-        engine.grammars.warm_up()
+    engine.start()
     group, cache = engine.cache.group, engine.cache
     log.info(
         "engine ready", tokens=cache.tokens, dtype=group.dtype, encoding=group.encoding, device=cache.device
@@ -78,8 +75,7 @@ def start_both(settings: WorkerSettings, threads: int) -> tuple[StepEngine, Step
     from baton.vllm.loading import load_second_engine
 
     prefill = load_second_engine(decode)
-    prefill.cache.populate()
-    prefill.warm_up()
+    prefill.start()
     return prefill, decode
 
 

@@ -9,36 +9,27 @@ from typing import Final
 
 import torch
 
-from baton.inference.kv_memory import DTYPES, NotEnoughMemory
+from baton.inference.kv_memory import DTYPES
+from baton.inference.page_memory import PageMemory
 from baton.pages.layout import KvGroup
-from baton.runtime.host_memory import CannotMove, HostMemory
 
 DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 NULL_BLOCKS: Final = 1
 """Blocks before the first page."""
 
 
-class VllmKvMemory:
-    """`pages` pages of KV memory on one device. Page p is at byte `p * group.page_bytes` from `address`.
-
-    Contents are zero until written. The memory stays at its address until `move`.
-    """
+class VllmKvMemory(PageMemory):
+    """KV pages behind a null block. `layers` are views of them, or copies, as vLLM's attention takes them."""
 
     def __init__(
         self, group: KvGroup, pages: int, device: torch.device, values_at: int | None, *, copies: bool = False
     ) -> None:
-        """`values_at`: number of elements before the vectors that attention adds up, of one page, head and
+        """Allocate the memory, as `PageMemory` does. Raises NotEnoughMemory.
+
+        `values_at`: number of elements before the vectors that attention adds up, of one page, head and
         layer. None if they do not lie token by token. `copies`: let layers be copies, each in one run of
         memory, for a back end that takes no other.
-
-        Raises NotEnoughMemory.
         """
-        self.group = group
-        self.pages = pages
-        self.length = pages * group.page_bytes
-        """Bytes of all pages."""
-        self.device = str(device)
-        """"cpu" or "cuda:N"."""
         self._values_at = values_at
         self._copies: list[torch.Tensor] | None = None
         self._originals: list[torch.Tensor] = []
@@ -46,42 +37,15 @@ class VllmKvMemory:
         """Views of the layers, [block][kv head][token][elements of all planes] each."""
         self.on_move: Callable[[], None] = lambda: None
         """Called after each move, which the layers of a model do not follow."""
-        size = (NULL_BLOCKS + pages) * group.page_bytes
-        try:
-            self._host = HostMemory(size) if device.type == "cpu" else None
-            if self._host is None:
-                self._make_views(torch.zeros(size, dtype=torch.uint8, device=device))
-            else:
-                self._make_views(torch.frombuffer(self._host.view, dtype=torch.uint8))
-            if copies:
-                self._copies = [torch.zeros(each.shape, dtype=each.dtype) for each in self.layers]
-                self._originals, self.layers = self.layers, self._copies
-        except (RuntimeError, MemoryError) as error:  # torch has no error class for it
-            raise NotEnoughMemory(
-                f"--kv-cache-memory asks for {size} bytes, which {device} refuses: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-
-    def populate(self) -> None:
-        """Have the system provide all of the memory now, as `HostMemory.populate` does."""
-        if self._host is not None:
-            self._host.populate()
+        super().__init__(group, pages, device, pages_before=NULL_BLOCKS)
+        if copies:
+            self._copies = [torch.zeros(each.shape, dtype=each.dtype) for each in self.layers]
+            self._originals, self.layers = self.layers, self._copies
 
     def move(self) -> None:
-        """Move the contents to another address, while no step runs, as `HostMemory.move` does.
-
-        On a GPU it always raises CannotMove, since recorded graphs contain addresses.
-        """
-        if self._host is None:
-            raise CannotMove(f"KV memory on {self.device} cannot be moved within its process")
-        self._host.move()
-        self._make_views(torch.frombuffer(self._host.view, dtype=torch.uint8))
+        """Move the contents to another address, as `PageMemory.move` does, and call `on_move`."""
+        super().move()
         self.on_move()
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that fit."""
-        return self.pages * self.group.page_tokens
 
     def copy_layers(self, pages: Sequence[int], *, back: bool) -> None:
         """Copy `pages` to the layers, or `back` from them, if the layers are copies."""

@@ -26,7 +26,7 @@ from baton.inference.kv_memory import pages_that_fit
 from baton.inference.remote_writes import flush_for
 from baton.inference.runner import Runner
 from baton.inference.step_engine import drawing_rank
-from baton.pages.layout import KvGroup, KvLayout, full_group
+from baton.pages.layout import KvLayout, full_group
 from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat, Quantize
@@ -82,7 +82,8 @@ def load_engine(
     kernel = find_kernel(target, dtype) if flash_attention and target.type == "cuda" else None
     model = load_model(directory, dtype, device, rank_group, load_format, context_length, quantization)
     whole = _whole_layout(model, dtype, page_tokens, quantization)
-    execution, (kv,) = _execution(model, whole, rank_group, compiled=compiled)
+    layout = rank_layout(whole, rank_group.topology, rank_group.rank)
+    execution, (kv,) = _execution(model, layout, rank_group, compiled=compiled), layout.groups
     pages = rank_group.minimum(pages_that_fit(kv, kv_cache_memory, tokens_min))
     cache = PagedKvCache(kv, pages, model.device, SCORING_BYTES if scores_prompts else 0)
     if kernel is not None and execution.kind is not ExecutionKind.ROW_BY_ROW:
@@ -166,14 +167,13 @@ def _collectives(rank_group: Collectives | None, topology: Topology, rank: int) 
 
 
 def _execution(
-    model: LibraryModel, whole: KvLayout, rank_group: Collectives, *, compiled: bool
-) -> tuple[Execution, tuple[KvGroup, ...]]:
-    """Return the execution of a rank's steps, and the KV groups of its pages."""
-    layout = rank_layout(whole, rank_group.topology, rank_group.rank)
+    model: LibraryModel, layout: KvLayout, rank_group: Collectives, *, compiled: bool
+) -> Execution:
+    """Return the execution that computes the steps of this rank. `layout`: layout of the rank's KV pages."""
     if rank_group.topology.ranks > 1:
-        return library_execution(model), layout.groups
+        return library_execution(model)
     on_cpu = model.device.type == "cpu"
-    return select_execution(model, layout, compiled_kernel if compiled and on_cpu else None), layout.groups
+    return select_execution(model, layout, compiled_kernel if compiled and on_cpu else None)
 
 
 def _check_quantization(

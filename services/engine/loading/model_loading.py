@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as library_logging
 
-from baton.engine.available_memory import memory_shortage
 from baton.engine.loading.capability_probes import refuse_by_configuration
 from baton.engine.loading.library_loading import (
     check_library_version,
@@ -37,6 +36,7 @@ from baton.engine.loading.weight_files import (
 )
 from baton.engine.quantization.checkpoint_tensors import refuse_quantized_files
 from baton.engine.quantization.weight_quantization import WeightQuantization, quantize_model
+from baton.inference.available_memory import memory_shortage
 from baton.inference.collectives import Collectives
 from baton.inference.device import find_device
 from baton.inference.kv_memory import DTYPES

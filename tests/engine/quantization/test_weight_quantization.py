@@ -14,7 +14,6 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from baton.engine.available_memory import Available
 from baton.engine.execution import step_compiler
 from baton.engine.execution.step_compiler import CODES, Build
 from baton.engine.gguf.convert import main
@@ -23,6 +22,7 @@ from baton.engine.quantization import quantized_weight
 from baton.engine.quantization.quantized_weight import QuantizedWeight
 from baton.engine.quantization.weight_quantization import WeightQuantization, quantize_model
 from baton.engine.torch_engine import TorchEngine
+from baton.inference.available_memory import Available
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import Quantize
 from tests.engine import tiny_models

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 import torch
 
-from baton.engine import available_memory
-from baton.engine.available_memory import LOOK_S, PATIENCE_S, Available, available, memory_shortage
+from baton.inference import available_memory
+from baton.inference.available_memory import LOOK_S, PATIENCE_S, Available, available, memory_shortage
 
 CPU: Final = torch.device("cpu")
 OF_MACHINE: Final = Available(3000 * 1024, 9000 * 1024, "on this machine")
