@@ -28,6 +28,8 @@ class EngineEntry:
     """Distribution to install if the package is missing, for the error."""
     missing: MissingFeatures
     """Features of models that the engine lacks."""
+    records_graphs: bool = False
+    """Whether it records graphs on a GPU, which contain the addresses of one side's pages."""
 
 
 ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
@@ -39,7 +41,12 @@ ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
         missing_in_torch,
     ),
     EngineName.VLLM: EngineEntry(
-        "baton.vllm.engine_startup", "baton.vllm.preloading", "vllm", "baton-serve[vllm]", missing_in_vllm
+        "baton.vllm.engine_startup",
+        "baton.vllm.preloading",
+        "vllm",
+        "baton-serve[vllm]",
+        missing_in_vllm,
+        records_graphs=True,
     ),
 }
 
@@ -86,16 +93,27 @@ def engine_module(name: str, device: str) -> str:
         return ENGINES[EngineName.TORCH].imports
 
 
+def can_serve_both(
+    engine: EngineName,
+    device: str,
+    environ: Mapping[str, str] = os.environ,
+    gpus: Callable[[Mapping[str, str]], Gpus] = find_gpus,
+) -> bool:
+    """Return whether one process can serve both sides with `engine` on `device`, the value of `--device`."""
+    return not ENGINES[engine].records_graphs or device == "cpu" or not gpus(environ)
+
+
 def load_starter(name: str, device: str, function: str) -> Callable[..., Any]:
     """Import the engine that `--engine` names, and return its `function`: "start_rank" or "start_both".
 
-    It takes seconds. Raises StartupError if the engine is not installed or has no such function.
+    It takes seconds. Raises StartupError if the engine is not installed, or cannot serve both sides here.
     """
     engine = choose_engine(name, device)
-    starter = getattr(import_module(ENGINES[engine].module), function, None)
+    can_start = function != "start_both" or can_serve_both(engine, device)
+    starter = getattr(import_module(ENGINES[engine].module), function, None) if can_start else None
     if starter is None:
         raise StartupError(
-            f"--engine {engine.value}: it does not serve both sides in one process; start a prefill and a "
-            "decode worker"
+            f"--engine {engine.value}: it does not serve both sides in one process on {device}; start a "
+            "prefill and a decode worker"
         )
     return starter  # type: ignore[no-any-return]

@@ -9,6 +9,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Slid
 
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.layout import KvGroup, KvKind, KvPlane
+from baton.runtime.errors import StartupError
 from baton.vllm.memory import DTYPE_NAMES
 
 
@@ -52,6 +53,14 @@ def missing_features(specs: Sequence[Any]) -> list[str]:
     if len({(type(each) is MLAAttentionSpec, each.block_size, each.page_size_bytes) for each in served}) > 1:
         missing.append("layers whose keys and values differ in size")
     return missing if specs else ["layers with keys and values"]
+
+
+def check_layout(backend: Any, layout: str, heads: int) -> None:
+    """Raise StartupError unless attention takes pages in vLLM's `layout`. `heads`: KV heads of a rank."""
+    layouts = backend.supported_kv_cache_layouts()
+    taken = layout if layouts is None else [each.name for each in layouts]
+    if layout not in taken and not (heads == 1 and "BLHNC" in taken):  # the same for one head
+        raise StartupError(f"vLLM's attention {backend.get_name()} takes pages as {taken}, not as {layout}")
 
 
 def kv_group(layers: Sequence[int], heads: Sequence[int], spec: Any) -> KvGroup:

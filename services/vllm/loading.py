@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from baton.engine_interface import EngineFacts
 from baton.grammars.grammar_cache import GrammarCache
 from baton.grammars.vocabulary import read_vocabulary
@@ -47,9 +45,8 @@ def load_engine(
     model.take_memory(NULL_BLOCKS + pages)
     group = replace(group, encoding=model.encoding)
     whole = KvLayout(facts.fingerprint, (group,), facts.context_length)
-    grammars = None
-    if rank == drawing_rank(rank_group):
-        grammars = GrammarCache(partial(read_vocabulary, directory, facts))
+    draws = rank == drawing_rank(rank_group)
+    grammars = GrammarCache(partial(read_vocabulary, directory, facts)) if draws else None
     engine = _engine(model, whole, pages, rank_group, facts.vocab_size, grammars)
     model.record()
     return engine
@@ -71,32 +68,25 @@ def _engine(
     grammars: GrammarCache | None,
 ) -> StepEngine:
     (group,) = rank_layout(whole, rank_group.topology, rank_group.rank).groups
+    on_cpu = model.device.type == "cpu"
     # The kernels of latent attention on CPUs take a layer for one run of memory.
-    copies = model.device.type == "cpu" and "mla" in group.encoding
+    copies = on_cpu and "mla" in group.encoding
     cache = VllmKvMemory(group, pages, model.device, _values_at(group), copies=copies)
     model.bind(cache)
+    # On CPUs only kernels in float32 do not depend on the batch. On GPUs vLLM has a variable for it.
+    is_invariant = group.dtype == "float32" if on_cpu else os.environ.get("VLLM_BATCH_INVARIANT") == "1"
     requests = RequestCache(model.runner, (group.page_tokens,), 2 * model.rows_max)
     return StepEngine(
         whole,
         cache,
         rank_group,
         VllmRunner(model, cache, requests, vocab_size),
-        facts=_facts(group, model.device),
+        facts=EngineFacts("vllm", is_invariant),
         vocab_size=vocab_size,
         context_length=whole.context_length,
         flush=flush_for(model.device),
         grammars=grammars,
     )
-
-
-def _facts(group: KvGroup, device: torch.device) -> EngineFacts:
-    """Return what vLLM's kernels promise for pages of `group`.
-
-    On CPUs only float32 does not depend on the batch. On GPUs vLLM has a variable for it.
-    """
-    if device.type == "cpu":
-        return EngineFacts("vllm", batch_invariant=group.dtype == "float32")
-    return EngineFacts("vllm", batch_invariant=os.environ.get("VLLM_BATCH_INVARIANT") == "1")
 
 
 def _values_at(group: KvGroup) -> int | None:

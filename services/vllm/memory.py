@@ -31,16 +31,12 @@ class VllmKvMemory(PageMemory):
         memory, for a back end that takes no other.
         """
         self._values_at = values_at
-        self._copies: list[torch.Tensor] | None = None
-        self._originals: list[torch.Tensor] = []
-        self.layers: list[torch.Tensor] = []
-        """Views of the layers, [block][kv head][token][elements of all planes] each."""
+        self._copies: list[torch.Tensor] = []
         self.on_move: Callable[[], None] = lambda: None
         """Called after each move, which the layers of a model do not follow."""
         super().__init__(group, pages, device, pages_before=NULL_BLOCKS)
         if copies:
-            self._copies = [torch.zeros(each.shape, dtype=each.dtype) for each in self.layers]
-            self._originals, self.layers = self.layers, self._copies
+            self.layers = self._copies = [each.new_zeros(each.shape) for each in self._views]
 
     def move(self) -> None:
         """Move the contents to another address, as `PageMemory.move` does, and call `on_move`."""
@@ -49,10 +45,10 @@ class VllmKvMemory(PageMemory):
 
     def copy_layers(self, pages: Sequence[int], *, back: bool) -> None:
         """Copy `pages` to the layers, or `back` from them, if the layers are copies."""
-        if self._copies is not None:
+        if self._copies:
             blocks = torch.tensor(pages) + NULL_BLOCKS
-            for copy, original in zip(self._copies, self._originals, strict=True):
-                source, target = (copy, original) if back else (original, copy)
+            for copy, view in zip(self._copies, self._views, strict=True):
+                source, target = (copy, view) if back else (view, copy)
                 target[blocks] = source[blocks]
 
     def clear_tail(self, page: int, used: int) -> None:
@@ -81,6 +77,6 @@ class VllmKvMemory(PageMemory):
             self._values = pages[..., self._values_at :].view(self.pages, heads, layers, size, -1)
         strides = (heads * layers * inner, layers * inner, vector, 1)
         shape = (NULL_BLOCKS + self.pages, heads, size, vector)
-        self.layers = [flat.as_strided(shape, strides, layer * inner) for layer in range(layers)]
-        if self._copies is not None:
-            self._originals, self.layers = self.layers, self._copies
+        self._views = [flat.as_strided(shape, strides, layer * inner) for layer in range(layers)]
+        self.layers = self._copies or self._views
+        """The layers, [block][kv head][token][elements of all planes] each."""

@@ -20,7 +20,7 @@ from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.worker_settings import WorkerSettings
 from baton.topology import Topology
 from baton.vllm.environment import restoring_globals
-from baton.vllm.kv_groups import LayerSpecs, read_specs
+from baton.vllm.kv_groups import LayerSpecs, check_layout, read_specs
 from baton.vllm.memory import VllmKvMemory
 from baton.vllm.rotary_embeddings import rotate_by_head
 
@@ -31,8 +31,8 @@ TOKENS_MIN: Final = 2048
 PAGE_SIZES: Final = (16, 32, 64, 128, 256)
 """Tokens per page that are looked at."""
 LAYOUTS: Final = {"cpu": "LBHNC", "cuda": "BHLNC"}
-"""Memory order that attention is given, by device. That of CPUs knows one name, and honours any stride of
-blocks and heads."""
+"""vLLM's name of the memory order of pages, by device. Attention on CPUs knows no other name, and honours any
+stride of blocks and heads."""
 
 
 class ModelWorker:
@@ -51,6 +51,7 @@ class ModelWorker:
         self.kv_heads: int = config.model_config.get_total_num_kv_heads()
         """KV heads of the whole model."""
         self._layers: dict[str, Any] = config.compilation_config.static_forward_context
+        self._attention = self._layers[layers.names[0]]
         self._config = config
         self._bound: VllmKvMemory | None = None
 
@@ -59,19 +60,23 @@ class ModelWorker:
         chosen: int = self.layers.spec.block_size
         if chosen != page_tokens:  # replaced by vLLM
             return [chosen]
-        backend = self._layers[self.layers.names[0]].attn_backend
-        return [size for size in {*PAGE_SIZES, page_tokens} if backend.supports_block_size(size)]
+        # vLLM would divide a multiple of a kernel's fixed size. Pages are never divided.
+        sizes = self._attention.attn_backend.get_supported_kernel_block_sizes(self.layers.spec)
+        fixed = {each for each in sizes if isinstance(each, int)}
+        bases = [each.base for each in sizes if not isinstance(each, int)]
+        multiples = {each for each in {*PAGE_SIZES, page_tokens} for base in bases if each % base == 0}
+        return list(fixed | multiples)
 
     @property
     def encoding(self) -> str:
         """Name of the form in which the attention back end writes a page. After `take_memory`."""
-        layer = self._layers[self.layers.names[0]]
-        parts = ("vllm", layer.attn_backend.get_name(), getattr(layer, "isa", ""))
+        parts = ("vllm", self._attention.attn_backend.get_name(), getattr(self._attention, "isa", ""))
         return "-".join(part.lower().replace("_", "-") for part in parts if part)
 
     def take_memory(self, blocks: int) -> None:
         """Make vLLM's runner ready for `blocks` blocks of KV memory, which `bind` gives it."""
         names, spec, page = list(self.layers.names), self.layers.spec, self.layers.page_bytes
+        check_layout(self._attention.attn_backend, LAYOUTS[self.device.type], spec.num_kv_heads)
         config = KVCacheConfig(
             blocks,
             [KVCacheTensor(blocks * page, names, layer_stride=spec.page_size_bytes, block_stride=page)],
@@ -117,8 +122,8 @@ def start_worker(
     The number format is float32 on a CPU by default, since answers in bfloat16 depend on the batch there.
     Torch's default process group is that of the worker's ranks. Raises StartupError, with vLLM's own reason.
     """
-    on_cpu = current_platform.is_cpu()
-    if find_device(settings.device, rank).type != ("cpu" if on_cpu else "cuda"):
+    on_cpu, device = current_platform.is_cpu(), find_device(settings.device, rank)
+    if device.type != ("cpu" if on_cpu else "cuda"):
         raise StartupError(
             f"--device {settings.device}: this build of vLLM is for {current_platform.device_type}"
         )
@@ -138,6 +143,7 @@ def start_worker(
         distributed_timeout_seconds=step_timeout_s,
         cpu_distributed_timeout_seconds=step_timeout_s,
         kv_cache_memory_bytes=settings.kv_cache_memory,
+        gpu_memory_utilization=0.01,  # asked for at the start, though other workers may share the GPU
         enforce_eager=on_cpu,
         enable_prefix_caching=False,
         async_scheduling=False,
@@ -152,9 +158,11 @@ def start_worker(
             if topology.pipeline > 1:
                 _divide_layers(config.model_config.get_total_num_hidden_layers(), topology.pipeline)
             with set_current_vllm_config(config):
-                worker = _load(config, rank)
+                worker = _load(config, rank, rank if device.index is None else device.index)
                 current_platform.update_block_size_for_backend(config)
                 specs = worker.get_kv_cache_spec()
+                if not on_cpu:  # compiles, and makes the buffers that must not grow once graphs are recorded
+                    worker.determine_available_memory()
         except (ValueError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
             raise StartupError(f"vLLM refuses the model {facts.name}: {describe_error(error)}") from error
     model = ModelWorker(config, worker, read_specs(facts.name, specs))
@@ -168,15 +176,15 @@ def _divide_layers(layers: int, stages: int) -> None:
     os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(str(each + (stage < over)) for stage in range(stages))
 
 
-def _load(config: Any, rank: int) -> Any:
-    """Return vLLM's worker with its model loaded.
+def _load(config: Any, rank: int, device: int) -> Any:
+    """Return vLLM's worker with its model loaded. `device`: number of its GPU.
 
     Its groups between CPUs use gloo, since each rank gives its meeting another name. In shared memory, which
     vLLM prefers, a rank would wait for ever for one that has died.
     """
     wrapper = WorkerWrapperBase(rpc_rank=0)
     leads = rank % config.parallel_config.tensor_parallel_size == 0
-    given = {"vllm_config": config, "local_rank": rank, "rank": rank, "is_driver_worker": leads}
+    given = {"vllm_config": config, "local_rank": device, "rank": rank, "is_driver_worker": leads}
     wrapper.init_worker([{**given, "distributed_init_method": f"rank:{rank}", "shared_worker_lock": Lock()}])
     wrapper.init_device()
     wrapper.worker.load_model()

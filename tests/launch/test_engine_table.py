@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.launch.engine_table import ENGINES, choose_engine, engine_module, load_starter
+from baton.launch.engine_table import ENGINES, can_serve_both, choose_engine, engine_module, load_starter
 from baton.launch.fork_server import worker_modules
 from baton.launch.gpus import Gpus
 from baton.runtime.errors import StartupError
@@ -61,6 +61,23 @@ def test_torchs_starters_are_found() -> None:
         assert load_starter("torch", "cpu", function).__module__ == "baton.engine.engine_startup"
     with pytest.raises(StartupError, match="--engine torch: it does not serve both sides in one process"):
         load_starter("torch", "cpu", "start_three")
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "gpus", "can"),
+    [
+        (EngineName.VLLM, "cuda", ("0",), False),
+        (EngineName.VLLM, "auto", ("0",), False),
+        (EngineName.VLLM, "auto", (), True),
+        (EngineName.VLLM, "cpu", ("0",), True),
+        (EngineName.TORCH, "cuda", ("0",), True),
+    ],
+)
+def test_an_engine_with_graphs_serves_one_side_in_a_process_on_a_gpu(
+    engine: EngineName, device: str, gpus: Gpus, can: bool
+) -> None:
+    """Its graphs contain the addresses of one side's pages."""
+    assert can_serve_both(engine, device, {}, lambda _: gpus) is can
 
 
 def test_a_fork_server_imports_the_engine_of_its_workers() -> None:

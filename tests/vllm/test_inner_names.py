@@ -12,12 +12,17 @@ MODULES = {
     "vllm.model_executor.models.utils": ["extract_layer_index"],
     "vllm.platforms": ["current_platform.is_cpu", "current_platform.update_block_size_for_backend"],
     "vllm.sampling_params": ["SamplingParams"],
-    "vllm.v1.attention.backend": ["AttentionBackend.supports_block_size", "AttentionBackend.get_name"],
+    "vllm.v1.attention.backend": [
+        "AttentionBackend.get_supported_kernel_block_sizes",
+        "AttentionBackend.supported_kv_cache_layouts",
+        "AttentionBackend.get_name",
+    ],
     "vllm.v1.kv_cache_interface": ["FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"],
     "vllm.v1.worker.worker_base": ["WorkerWrapperBase.init_worker", "WorkerWrapperBase.init_device"],
     "vllm.v1.worker.gpu_worker": [
         "Worker.load_model",
         "Worker.get_kv_cache_spec",
+        "Worker.determine_available_memory",
         "Worker.initialize_from_config",
         "Worker.compile_or_warm_up_model",
         "Worker.execute_model",

@@ -1,6 +1,8 @@
 """Tests that what the engine on vLLM cannot do is refused at the start, all of it at once."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -24,6 +26,26 @@ def test_page_sizes_are_named(engine: Any) -> None:
     assert sorted(sizes) == [32, 64, 128, 256]
     with pytest.raises(StartupError, match="--page-tokens 16: --engine vllm has pages of 32, 64"):
         check_page_tokens(16, sizes, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("backend", "layout", "heads", "is_taken"),
+    [
+        ("cpu_attn.CPUAttentionBackend", "LBHNC", 2, True),
+        ("cpu_attn.CPUAttentionBackend", "BHLNC", 2, False),
+        ("mla.cpu_mla.CPUMLABackend", "BHLNC", 2, True),
+        ("mla.indexer.DeepseekV4IndexerBackend", "BHLNC", 1, True),
+        ("mla.indexer.DeepseekV4IndexerBackend", "BHLNC", 2, False),
+    ],
+)
+def test_attention_takes_pages_as_they_are(backend: str, layout: str, heads: int, is_taken: bool) -> None:
+    """A GPU's pages have layers within heads, which is the same as heads within layers for one head."""
+    from baton.vllm.kv_groups import check_layout
+
+    module, _, name = backend.rpartition(".")
+    found = getattr(import_module(f"vllm.v1.attention.backends.{module}"), name)
+    with nullcontext() if is_taken else pytest.raises(StartupError, match=f"not as {layout}"):
+        check_layout(found, layout, heads)
 
 
 @dataclass
