@@ -143,8 +143,8 @@ bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/python -m bench step --batch 8
 	@$(BIN)/python -m bench agree --json
 
-gpu: $(STAMP) ## check and measure all of it on a GPU, in nine minutes (docs/gpu.md)
-	@$(BIN)/python -m tests.gpu $(ARGS)
+gpu: $(if $(PYTHON),,$(STAMP)) ## check and measure all of it on a GPU, twenty minutes (docs/gpu.md; PYTHON=... one with vLLM)
+	@PYTHONPATH=$(CURDIR) $(or $(PYTHON),$(BIN)/python) -m tests.gpu $(ARGS)
 
 gpu-bundle: $(STAMP) ## one folder that does the same on a machine without a network (ARGS="--python 3.12 --cuda 13")
 	@$(BIN)/python -m tests.gpu.bundle $(ARGS)

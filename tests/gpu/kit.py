@@ -30,17 +30,17 @@ class Kit:
         return self.device != "cpu"
 
     def command(
-        self, *words: str, most_s: float, environ: Mapping[str, str] | None = None
+        self, *words: str, most_s: float, environ: Mapping[str, str] | None = None, given: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """`python WORDS`, from where the kit was started. Raises CannotRun where the part's time ends first,
-        AssertionError where the command does not end by itself in `most_s`."""
+        """`python WORDS`, from where the kit was started, with `given` as its input. Raises CannotRun where
+        the part's time ends first, AssertionError where the command does not end by itself in `most_s`."""
         left_s = self.findings.left_s - MARGIN_S
         clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
         try:
             return subprocess.run(
                 [sys.executable, *words],
                 env={**clean, "NO_COLOR": "1", "COLUMNS": "200", **(environ or {})},
-                stdin=subprocess.DEVNULL,
+                input=given,
                 capture_output=True,
                 text=True,
                 timeout=max(1.0, min(most_s, left_s)),
@@ -52,6 +52,22 @@ class Kit:
             if left_s < most_s:
                 raise CannotRun(f"this part's time ended after {late.timeout:.0f} s of it") from late
             raise AssertionError(f"it has not ended after {late.timeout:.0f} s: {said}") from late
+
+    def answer(
+        self, module: str, question: Mapping[str, Any], most_s: float, environ: Mapping[str, str]
+    ) -> Any:
+        """Run `python -m MODULE FILE` with `question` as its input, and return what it writes to the file.
+
+        Both are JSON. Raises AssertionError with its last line.
+        """
+        file = self.folder / f"{module.rpartition('.')[2]}.json"
+        file.unlink(missing_ok=True)
+        ran = self.command(
+            *("-m", module, str(file)), most_s=most_s, environ=environ, given=json.dumps(question)
+        )
+        sys.stderr.write(ran.stderr)
+        assert ran.returncode == 0, f"{module}: {last_line(ran.stderr or ran.stdout)}"
+        return json.loads(file.read_text())
 
     def bench(self, *words: str, most_s: float) -> dict[str, Any]:
         """Run `python -m bench WORDS` and return its object. Raises AssertionError with its last line."""

@@ -8,9 +8,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from tests.engine import tiny_models
-from tests.engine.matrix.table import TYPES
-from tests.engine.test_equals_reference import PLACED
-from tests.models.eight_heads import EIGHT_HEADS
 
 FIRST: Final = ("llama-gqa-untied", "mistral, window", "qwen3-moe", "gpt-oss", "gpt2-learned-positions")
 """Model structures that are tried first: one of each kind."""
@@ -45,10 +42,16 @@ SMALL: Final = LlamaConfig(
     pad_token_id=None,
 )
 """Shape of the model for a CPU, where only the kit itself is tried."""
+VLLM_SMALL: Final = LlamaConfig(**{**SMALL.to_dict(), "head_dim": 32, "initializer_range": 0.2})
+"""The same for vLLM's engine, with the smallest heads of its attention on CPUs, and telling weights."""
 
 
 def anatomies() -> Iterator[tuple[str, PreTrainedConfig]]:
     """Yield each model structure that the CPU's tests use, by name, those in FIRST first."""
+    from tests.engine.matrix.table import TYPES  # imports the torch engine, which vLLM's environment lacks
+    from tests.engine.test_equals_reference import PLACED
+    from tests.models.eight_heads import EIGHT_HEADS
+
     types = {name: entry.make() for name, entry in TYPES.items()}
     every = {**tiny_models.ARCHITECTURES, "llama-eight-heads": EIGHT_HEADS, **types, **PLACED}
     yield from ((name, every[name]) for name in FIRST)

@@ -32,7 +32,7 @@ CALLS: Final = "--no-compiled"
 
 def run(kit: Kit) -> None:
     note = kit.findings.note
-    shape = _shape(kit)
+    shape = shape_of(kit)
     runs = ("--runs", "15") if kit.on_gpu else ("--runs", "3")
     model = unweighted(shape, kit.folder / "unweighted")
     cases: dict[str, tuple[str, ...]] = {
@@ -48,18 +48,20 @@ def run(kit: Kit) -> None:
         }
     for index, (what, flags) in enumerate(cases.items()):
         note(
-            f"{what}, {_named(shape)}",
+            f"{what}, {named(shape)}",
             partial(_step, kit, model, (*flags, *runs)),
             25 if kit.on_gpu else 5,
         )
         if index == 1:
-            note(f"a hand-over, {_named(shape)}", lambda found: _hand_over(kit, model, found), 40)
+            engine = "--engine torch" + (" --cuda-graphs 8" if kit.on_gpu else " --compiled-steps false")
+            note(f"a hand-over, {named(shape)}", partial(hand_over, kit, model, engine, MOST_S), 40)
 
 
-def _shape(kit: Kit) -> LlamaConfig:
-    """The whole model, or as many of its layers as fit twice, in bytes that are free now."""
+def shape_of(kit: Kit, small: LlamaConfig = SMALL) -> LlamaConfig:
+    """The whole model, or as many of its layers as fit twice, in bytes that are free now. `small`: the model
+    on a CPU, or if less is free."""
     if not kit.on_gpu:
-        return SMALL
+        return small
     import torch
 
     free, _ = torch.cuda.mem_get_info(kit.device)
@@ -71,11 +73,11 @@ def _shape(kit: Kit) -> LlamaConfig:
             config = LlamaConfig.from_dict({**EIGHT_BILLION.to_dict(), "num_hidden_layers": layers})
             assert isinstance(config, LlamaConfig)
             return config
-    return SMALL
+    return small
 
 
-def _named(shape: LlamaConfig) -> str:
-    if shape is SMALL:
+def named(shape: LlamaConfig) -> str:
+    if shape.hidden_size < EIGHT_BILLION.hidden_size:
         return "of a small model"
     layers = shape.num_hidden_layers
     return "of an 8B model" if layers == max(LAYERS) else f"of {layers} layers of an 8B model"
@@ -106,16 +108,16 @@ def _step(kit: Kit, model: Path, flags: tuple[str, ...], found: Finding) -> None
         )
 
 
-def _hand_over(kit: Kit, model: Path, found: Finding) -> None:
+def hand_over(kit: Kit, model: Path, flags: str, most_s: float, found: Finding) -> None:
+    """Measure hand-overs of a stack with these flags and the model, in `most_s` seconds at most."""
     numbers = "bfloat16" if kit.on_gpu else "float32"
-    flags = f"--model {model} --load-format dummy --device {kit.device.partition(':')[0]} --dtype {numbers}"
+    flags += f" --model {model} --load-format dummy --device {kit.device.partition(':')[0]} --dtype {numbers}"
     flags += f" --kv-cache-memory {STACK_KV if kit.on_gpu else 16 * 2**20}"
-    flags += " --cuda-graphs 8" if kit.on_gpu else " --compiled-steps false"
     prompt, runs = ("2000", "10") if kit.on_gpu else ("100", "3")
     told: dict[str, Any] = kit.bench(
         *("handover", "--runs", runs, "--prompt-tokens", prompt, "--flags", flags, "--json"),
         *("--device", kit.device),
-        most_s=MOST_S,
+        most_s=most_s,
     )
     found.figures = told
     found.detail = (

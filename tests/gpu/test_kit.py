@@ -33,10 +33,11 @@ def test_all_of_it_runs_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     told = json.loads((tmp_path / "gpu-tried.json").read_text())
     found = [(each["part"], each["verdict"]) for each in told["findings"]]
-    assert {part for part, verdict in found if verdict in ("right", "measured")} == kit.PARTS.keys() - {
-        "checks"
-    }
-    assert [part for part, verdict in found if verdict == "not run"] == ["checks"]
+    not_run = {"vllm-engine", "vllm-speed", "checks"}
+    assert {part for part, verdict in found if verdict in ("right", "measured")} == kit.PARTS.keys() - not_run
+    why = {each["part"]: each["detail"] for each in told["findings"] if each["verdict"] == "not run"}
+    assert why.keys() == not_run
+    assert "install baton-serve[vllm]" in why["vllm-engine"]
     table = (tmp_path / "gpu-tried.md").read_text()
     assert all(each["what"] in table for each in told["findings"][1:])
 
