@@ -28,6 +28,8 @@ each."""
 VLLM_LACKS: Final = frozenset({STATES, LINEAR, HYBRID, CONVOLUTIONS, ENCODER, LATER, ONE_TEXT})
 """Features that the engine on vLLM lacks, since all that its pages hold of a sequence are keys and values of
 earlier tokens."""
+REPEATED: Final = "attention heads that are experts"
+"""Feature of JetMoE. Its keys are repeated for each expert, and vLLM takes them for keys of other tokens."""
 
 
 def missing_in_all(config: Json, _: CheckpointQuantization | None) -> list[str]:
@@ -46,4 +48,5 @@ def missing_in_torch(config: Json, quantization: CheckpointQuantization | None) 
 def missing_in_vllm(config: Json, _: CheckpointQuantization | None) -> list[str]:
     """Return what the engine on vLLM lacks. Definitions and quantizations are vLLM's own."""
     lacked = VLLM_LACKS | set(other_heads(config))
-    return [need for need in needs_of(config) if need in lacked]
+    repeated = [REPEATED] if config.get("model_type") == "jetmoe" else []
+    return [need for need in needs_of(config) if need in lacked] + repeated

@@ -8,6 +8,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from baton.models.model_facts import UnsupportedModel
+from baton.models.model_requirements import LATER
 from baton.pages.layout import KvGroup, KvKind, KvPlane
 from baton.runtime.errors import StartupError
 from baton.vllm.memory import DTYPE_NAMES
@@ -52,6 +53,8 @@ def missing_features(specs: Sequence[Any]) -> list[str]:
     missing += [f"keys and values in {dtype}" for dtype in sorted(dtypes)]
     if len({(type(each) is MLAAttentionSpec, each.block_size, each.page_size_bytes) for each in served}) > 1:
         missing.append("layers whose keys and values differ in size")
+    if any(getattr(each, "non_causal", False) for each in served):
+        missing.append(LATER)
     return missing if specs else ["layers with keys and values"]
 
 

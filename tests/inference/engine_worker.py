@@ -9,6 +9,7 @@ import torch
 
 from baton.engine_interface import DrawFailed, PromptScores, Row, Sequence
 from baton.inference.step_engine import StepEngine
+from baton.pages.layout import PLAIN
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.request import Request, Sampling, Token
 
@@ -155,14 +156,14 @@ class ShuffledWorker:
 def hand_over(tenant: Tenant, source: ShuffledWorker, target: ShuffledWorker) -> Tenant:
     """Copy a sequence's pages to another worker as a transfer does: bytes, by their place in memory.
 
-    What the sender's last page holds behind the prompt does not count, and is NaN on arrival.
+    What the sender's last page holds behind the prompt does not count. In plain pages it is NaN on arrival.
     """
     there = Tenant(Sequence(tenant.sequence.request, list(tenant.sequence.output)), tenant.computed)
     target.grow(there, tenant.computed)
     for mine, yours in zip(tenant.pages, there.pages, strict=True):
         memory_of(target.engine)[yours] = memory_of(source.engine)[mine]
     used = tenant.computed % target.engine.cache.group.page_tokens
-    if used:
+    if used and target.engine.cache.group.encoding == PLAIN:
         target.engine.cache.tensor[there.pages[-1], :, :, :, used:] = float("nan")
     return there
 

@@ -6,9 +6,9 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 
+from tests.models.comparison import Outcome
 from tests.models.page import PAGE, rendered
 from tests.models.sweep import PROCESSES, all_types, sweep
-from tests.models.trial import Outcome
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """The text of docs/models.md: the models that are served, and those that are refused."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,13 +8,18 @@ from typing import Final
 
 import transformers
 
+from tests.models.comparison import Outcome, TrialVerdict
 from tests.models.recipes import causal_types, container_types
 from tests.models.released import RELEASED
-from tests.models.trial import Outcome, TrialVerdict
+from tests.models.vllm_outcomes import VllmOutcomes
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
 REWRITE: Final = "python -m tests.models --rewrite"
 SERVED: Final = "served"
+NAMES: Final = re.compile(r" (?:of )?<class '[^>]*>?|(?<=Model architecture)s \['\w+'\] are(?= not)")
+"""Names of classes in a reason, by which it would differ from others."""
+UNKNOWN: Final = "–"
+"""Cell of a type that was not tried."""
 
 INTRODUCTION: Final = """\
 # Which models are served?
@@ -28,8 +34,8 @@ chunks of 512 and of 40, after a hand-over to another cache, and after another p
 
 * **Served** means that all of that was equal. Nothing else is served: any other model is refused at
   the start, with the words of this page.
-* All of it holds for the torch engine. `--engine vllm` serves other models, those with MLA for one
-  ([which](serving.md#with-vllms-engine)).
+* All of it holds for the torch engine. What `--engine vllm` serves is in the column *vLLM's engine*
+  and [below](#with-vllms-engine).
 * If the library's own attentions differ from each other (with ALiBi, for one), the column *with*
   says which one was compared.
 * If a model reads images or sound too, its text is served.
@@ -45,8 +51,8 @@ Of {types} types of language models {equal} are served, and of {containers} type
 
 A name stands for its family.
 
-| checkpoint | `model_type` | stored as | served |
-|---|---|---|---|
+| checkpoint | `model_type` | stored as | served | vLLM's engine |
+|---|---|---|---|---|
 """
 BY_TYPE: Final = """
 ## By type
@@ -55,14 +61,14 @@ BY_TYPE: Final = """
 that the tokens of two were equal, too. How a model is cut is in
 [groups.md](groups.md#which-models).
 
-| `model_type` | computed by | with | TP | PP |
-|---|---|---|---|---|
+| `model_type` | computed by | with | TP | PP | vLLM's engine |
+|---|---|---|---|---|---|
 """
 OF_CONTAINERS: Final = """
 The text of models that read more than text:
 
-| `model_type` | computed by | with | TP | PP |
-|---|---|---|---|---|
+| `model_type` | computed by | with | TP | PP | vLLM's engine |
+|---|---|---|---|---|---|
 """
 NOT_SERVED: Final = """
 ## What is refused, and why
@@ -84,11 +90,34 @@ No small model of these is made here. They are judged like all others when they 
 | what is missing | `model_type` |
 |---|---|
 """
+WITH_VLLM: Final = """
+## With vLLM's engine
+
+This is of vLLM {vllm} on a CPU, in float32, with transformers {version}, which it needs. The small
+models have heads of 32 elements, the fewest that vLLM's attention on a CPU has. The right answers are
+those of vLLM's own `LLM`, which computes each prompt whole and alone. Baton's answers are compared
+with them as above: tokens, and log probabilities. They go on in a second KV memory over the same
+weights. `make test-vllm ARGS="--all-models tests/vllm/test_models.py"` compares all of them again.
+
+Of {types} types and architectures, {equal} are equal and {wrong} are wrong. Baton refuses {refused} by
+name. vLLM itself does not run {unrunnable} of the small models on a CPU, for the reasons in the table.
+For {untried} no small model was made, and {broken} ended without an answer.
+
+* *vLLM's definition* and *transformers' definition* say whose code vLLM computes the model with.
+* *Its rotation by torch*: vLLM alone rotates wrongly on CPUs
+  ([why](serving.md#with-vllms-engine)). Its `LLM` answered with that corrected.
+* Names in capitals are architectures of vLLM that transformers {version} does not have.
+* *–* in the tables above means not tried. Transformers {version} does not have the type, or it reads
+  more than text.
+
+| outcome | defined by, or reason | `model_type` |
+|---|---|---|
+"""
 
 
 def rendered(outcomes: Mapping[str, Outcome]) -> str:
-    """The page, of the outcome of every type."""
-    causal, containers = causal_types(), container_types()
+    """The page, of the outcome of every type, and of the recorded ones on vLLM's engine."""
+    causal, containers, recorded = causal_types(), container_types(), VllmOutcomes.read()
     told = INTRODUCTION.format(
         version=transformers.__version__,
         rewrite=REWRITE,
@@ -99,7 +128,8 @@ def rendered(outcomes: Mapping[str, Outcome]) -> str:
     )
     lines = [told.rstrip("\n")]
     lines += (
-        f"| {name} | {_code(kind)} | {stored} | {_told(outcomes[kind])} |" for name, kind, stored in RELEASED
+        f"| {name} | {_code(kind)} | {stored} | {_told(outcomes[kind])} | {cell(recorded, kind)} |"
+        for name, kind, stored in RELEASED
     )
     lines += BY_TYPE.rstrip("\n").split("\n")
     lines += rows_of(outcomes, [kind for kind in causal if kind not in containers])
@@ -107,10 +137,35 @@ def rendered(outcomes: Mapping[str, Outcome]) -> str:
     lines += rows_of(outcomes, containers)
     for heading, verdict in ((NOT_SERVED, TrialVerdict.REFUSED), (UNTRIED, TrialVerdict.UNTRIED)):
         lines += heading.rstrip("\n").split("\n")
-        lines += _grouped((kind, each.words) for kind, each in outcomes.items() if each.verdict is verdict)
+        lines += grouped((kind, each.words) for kind, each in outcomes.items() if each.verdict is verdict)
     lines += NOT_SPLIT.rstrip("\n").split("\n")
-    lines += _grouped((kind, words) for kind, each in outcomes.items() for words in set(each.ranks) if words)
+    lines += grouped((kind, words) for kind, each in outcomes.items() for words in set(each.ranks) if words)
+    lines += vllm_section(recorded)
     return "\n".join(lines) + "\n"
+
+
+def cell(recorded: VllmOutcomes, kind: str) -> str:
+    """Return the verdict on a type in the column of vLLM's engine."""
+    outcome = recorded.types.get(kind)
+    return UNKNOWN if outcome is None else outcome.verdict.value
+
+
+def vllm_section(recorded: VllmOutcomes) -> list[str]:
+    """Return the lines on vLLM's engine."""
+    kinds: dict[TrialVerdict, list[str]] = defaultdict(list)
+    for kind, each in recorded.types.items():
+        kinds[each.verdict].append(kind)
+    text = WITH_VLLM.format(
+        vllm=recorded.vllm,
+        version=recorded.transformers,
+        types=len(recorded.types),
+        **{verdict.name.lower(): len(kinds[verdict]) for verdict in TrialVerdict},
+    )
+    lines = text.rstrip("\n").split("\n")
+    for verdict in TrialVerdict:
+        reasons = ((kind, NAMES.sub("", recorded.types[kind].words)) for kind in kinds[verdict])
+        lines += (f"| {verdict.value} {line}" for line in grouped(reasons))
+    return lines
 
 
 def _equal(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> int:
@@ -119,14 +174,16 @@ def _equal(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> int:
 
 def rows_of(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> Iterator[str]:
     """The lines of those of `kinds` that are served."""
+    recorded = VllmOutcomes.read()
     for kind in sorted(kinds):
         each = outcomes[kind]
         if each.verdict is TrialVerdict.EQUAL:
             ranks = ("no" if words else "yes" for words in each.ranks)
-            yield f"| {_code(kind)} | {each.words} | {', '.join(each.sights)} | {' | '.join(ranks)} |"
+            cells = (each.words, ", ".join(each.sights), *ranks, cell(recorded, kind))
+            yield f"| {_code(kind)} | {' | '.join(cells)} |"
 
 
-def _grouped(reasons: Iterator[tuple[str, str]]) -> Iterator[str]:
+def grouped(reasons: Iterator[tuple[str, str]]) -> Iterator[str]:
     """Yield table rows of the reasons with their model types, those with the most types first."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for kind, words in reasons:

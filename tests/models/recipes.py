@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +29,6 @@ CONTEXT: Final = 512
 WINDOW: Final = 64
 LAYERS: Final = 4
 HEADS: Final = 4
-WIDTH: Final = 64
-HEAD_DIM: Final = 16
 SPREAD: Final = 0.3
 """Standard deviation of random weights, large enough that the drawn tokens vary."""
 PARAMETERS_MAX: Final = 100_000_000
@@ -42,7 +41,6 @@ DECODER: Final[Fields] = {"is_decoder": True, "is_encoder_decoder": False}
 """Fields that reduce an encoder-decoder model to its decoder, which draws the text."""
 TEXT: Final[Fields] = {
     "vocab_size": VOCABULARY,
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim"), WIDTH),
     **dict.fromkeys(
         ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "intermediate_size_mlp"), 96
     ),
@@ -52,8 +50,6 @@ TEXT: Final[Fields] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"), HEADS),
     "encoder_attention_heads": HEADS,
     "num_key_value_heads": 2,
-    **dict.fromkeys(("head_dim", "kv_channels", "query_pre_attn_scalar"), HEAD_DIM),
-    "rotary_dim": 8,
     **dict.fromkeys(
         ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions"), CONTEXT
     ),
@@ -70,7 +66,8 @@ TEXT: Final[Fields] = {
     "pad_token_id": 0,
     "decoder_start_token_id": 0,
 }
-"""Fields that decide the size of a language model, and those that keep it from ending an answer."""
+"""Fields that decide the size of a language model, and those that keep it from ending an answer. `Size` has
+the others."""
 TOWER: Final[Fields] = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "embed_dim", "d_model", "projection_dim"), 32),
     **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers", "num_layers"), 1),
@@ -82,7 +79,6 @@ TOWER: Final[Fields] = {
     "patch_size": 8,
     "num_channels": 3,
     "mlp_ratio": 1,
-    "out_hidden_size": WIDTH,
     "vision_output_dim": 32,
     **dict.fromkeys(("projector_input_dim", "projector_output_dim"), 48),
     "encoder_ffn_dim": 32,
@@ -111,7 +107,7 @@ BESIDE: Final[Mapping[str, Fields]] = {
     "bloom": {"seq_length": CONTEXT},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 500_000.0, "clip_qkv": 8.0},
-        "ffn_config": {"hidden_size": WIDTH, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "laguna": {"layer_types": ["full_attention"] + ["sliding_attention"] * 3},
@@ -127,6 +123,40 @@ BESIDE: Final[Mapping[str, Fields]] = {
     "starcoder2": {"sliding_window": WINDOW},
 }
 """Further fields of some types, mostly those that their checkpoints set and their defaults do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Elements of the vectors of a language model of 4 heads."""
+
+    hidden: int = 64
+    head: int = 16
+
+    @property
+    def text(self) -> Fields:
+        """Fields that decide the size of a language model."""
+        hidden = ("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim")
+        head = ("head_dim", "kv_channels", "query_pre_attn_scalar")
+        widths = dict.fromkeys(hidden, self.hidden) | dict.fromkeys(head, self.head)
+        return TEXT | widths | {"rotary_dim": self.head // 2}
+
+    @property
+    def tower(self) -> Fields:
+        """Fields that decide the size of other parts."""
+        return TOWER | {"out_hidden_size": self.hidden}
+
+    def beside(self, kind: str) -> Fields:
+        """Return the further fields of a type."""
+        fields = dict(BESIDE.get(kind, {}))
+        if "ffn_config" in fields:
+            fields["ffn_config"] = {"hidden_size": self.hidden, **fields["ffn_config"]}
+        if "axial_pos_embds_dim" in fields:
+            fields["axial_pos_embds_dim"] = [16, self.hidden - 16]
+        return fields
+
+
+SMALL: Final = Size()
+EMPTY: Final[Mapping[str, Any]] = {}
 
 
 def causal_types() -> list[str]:
@@ -153,23 +183,31 @@ def is_container(kind: str) -> bool:
     return whole.get_text_config() is not whole
 
 
-def recipe(kind: str) -> PreTrainedConfig:
-    """Return the type's tiny configuration. Raises the library's error if it has no model of such a size."""
+def recipe(kind: str, size: Size = SMALL, further: Mapping[str, Any] = EMPTY) -> PreTrainedConfig:
+    """Return the type's tiny configuration. Raises the library's error if it has no model of such a size.
+
+    `further`: fields of a text model beside those of `size`.
+    """
     made, whole = CONFIG_MAPPING[kind], CONFIG_MAPPING[kind]()
-    text = whole.get_text_config()
-    if text is whole:
-        return _taken(made, _parts(whole, TOWER) | _small(whole, TEXT | DECODER, BESIDE.get(kind, {})))
-    return _taken(made, _parts(whole, TOWER, text) | BESIDE.get(kind, {}))
+    if whole.get_text_config() is whole:
+        small = _small(whole, size.text | DECODER, {**size.beside(kind), **further})
+        return _taken(made, _parts(whole, size) | small)
+    return _taken(made, _parts(whole, size, whole.get_text_config()) | size.beside(kind))
 
 
-def _parts(whole: PreTrainedConfig, sizes: Fields, text: PreTrainedConfig | None = None) -> Fields:
-    """The configurations that `whole` is made of, each of them small: `text` as a language model."""
+def _parts(
+    whole: PreTrainedConfig, size: Size, text: PreTrainedConfig | None = None, is_text: bool = False
+) -> Fields:
+    """The configurations that `whole` is made of, each of them small: `text` as a language model, and all of
+    them if `is_text`."""
     parts: Fields = {}
     for key in type(whole).sub_configs:
         part = getattr(whole, key, None)
         if isinstance(part, PreTrainedConfig):
-            its = TEXT if part is text else sizes
-            small = _parts(part, its) | _small(part, its, BESIDE.get(part.model_type, {}))
+            in_text = is_text or part is text
+            sizes, head = (size.text, size.head) if in_text else (size.tower, 0)
+            inner = _parts(part, size, is_text=in_text)
+            small = inner | _small(part, sizes, size.beside(part.model_type), head)
             parts[key] = {**_taken(type(part), small).to_dict(), "model_type": part.model_type}
     return parts
 
@@ -196,8 +234,9 @@ def _forms(value: Any) -> list[Any]:
     return [float(value), [value] * 2] if isinstance(value, int) else []
 
 
-def _small(released: PreTrainedConfig, sizes: Fields, beside: Fields) -> Fields:
-    """The fields that make `released` small: of its own, those of `sizes`, and all of `beside`."""
+def _small(released: PreTrainedConfig, sizes: Fields, beside: Fields, head: int = 0) -> Fields:
+    """The fields that make `released` small: of its own, those of `sizes`, and all of `beside`. `head`:
+    elements of a head whose rotation is scaled, if it is to be."""
     fields = {key: value for key, value in sizes.items() if _has(released, key)}
     for key in REACHES:
         if not isinstance(getattr(released, key, None), int):
@@ -207,10 +246,10 @@ def _small(released: PreTrainedConfig, sizes: Fields, beside: Fields) -> Fields:
         if len(value) == layers:
             fields[key] = patterned(value, fields.get("num_hidden_layers", layers))
     turns = getattr(released, "rope_parameters", None)
-    if isinstance(turns, dict) and sizes is TEXT:
+    if isinstance(turns, dict) and head:
         if "mrope_section" in _source_of(released):
             turns = {"mrope_section": [2, 1, 1], **turns}
-        fields["rope_parameters"] = _turned(turns, fields.get("head_dim") or WIDTH // HEADS)
+        fields["rope_parameters"] = _turned(turns, fields.get("head_dim") or head)
     return {**fields, **beside}
 
 

@@ -20,7 +20,8 @@ from baton.models.model_requirements import ONE_TEXT, needs_of
 from baton.runtime.errors import describe_error
 from tests.engine.ranks.rank_processes import Crew
 from tests.models import recipes
-from tests.models.trial import Outcome, TrialVerdict, try_model, why
+from tests.models.comparison import Outcome, TrialVerdict, why
+from tests.models.trial import try_model
 
 PROCESSES: Final = 2
 

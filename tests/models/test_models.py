@@ -16,10 +16,12 @@ from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
 from tests.models import recipes
-from tests.models.page import PAGE, REWRITE, rendered, rows_of
+from tests.models.comparison import Outcome, TrialVerdict, prompts
+from tests.models.page import PAGE, REWRITE, cell, rendered, rows_of, vllm_section
 from tests.models.recipes import VOCABULARY
 from tests.models.sweep import all_types
-from tests.models.trial import Outcome, TrialVerdict, differences, generated, loaded, prompts, try_model
+from tests.models.trial import differences, generated, loaded, try_model
+from tests.models.vllm_outcomes import VllmOutcomes
 
 SWEEP_S = 900
 EVERY = 20
@@ -43,6 +45,14 @@ def test_the_page_is_of_the_installed_library_and_names_all_its_types() -> None:
     assert not missing, f"run {REWRITE}"
 
 
+def test_the_page_has_the_recorded_outcomes_on_vllms_engine() -> None:
+    text, recorded = PAGE.read_text(encoding="utf-8"), VllmOutcomes.read()
+    assert text.endswith("\n".join(vllm_section(recorded)) + "\n"), f"run {REWRITE}"
+    cells = {kind: row.split(" | ")[-1].removesuffix(" |") for kind, row in rows(text).items()}
+    assert cells == {kind: cell(recorded, kind) for kind in cells}
+    assert len({kind for kind, each in cells.items() if each == TrialVerdict.EQUAL.value}) > 60
+
+
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_answers_are_those_of_generate(tmp_path: Path, kind: str) -> None:
     """Alone and together, in long and short chunks, after a hand-over, and behind another's prefix."""
@@ -64,7 +74,7 @@ def test_what_the_page_says_of_some_types_is_what_comes_of_them() -> None:
 
 def rows(text: str) -> dict[str, str]:
     """Lines of the page's tables of what is served, by type."""
-    served = re.finditer(r"^\| `([^`]+)` \| .*\| (?:yes|no) \|$", text, re.MULTILINE)
+    served = re.finditer(r"^\| `([^`]+)` \| .*\| (?:yes|no) \| [^|]* \|$", text, re.MULTILINE)
     return {found[1]: found[0] for found in served}
 
 

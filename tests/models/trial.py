@@ -1,16 +1,10 @@
 """A trial of one model: whether Baton serves it, by which execution path, and whether its answers are equal
 to `generate`'s.
 
-A model whose answers are not equal has to be refused with a text that says why. Answers are compared token
-for token, with the log probabilities of the drawn tokens. A window that is off by one token changes the log
-probabilities first."""
+A model whose answers are not equal has to be refused with a text that says why."""
 
-import random
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -25,69 +19,28 @@ from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.model_loading import load_model
 from baton.engine.torch_engine import TorchEngine
 from baton.inference.collectives import LocalCollectives, alone
-from baton.models.model_facts import WAY_OUT
-from baton.rooms.request import Sampling, Token
 from baton.runtime.errors import StartupError
 from baton.topology import Topology
 from tests.engine.executions import is_ours
 from tests.engine.ranks import rank_scenarios
 from tests.engine.ranks.rank_processes import Crew
 from tests.engine.tiny_models import maker_of
-from tests.inference.engine_worker import ShuffledWorker, Tenant, hand_over
-from tests.models.recipes import VOCABULARY
+from tests.models.comparison import (
+    OUTPUT_TOKENS,
+    SHORT,
+    Answer,
+    Outcome,
+    TrialVerdict,
+    apart,
+    compare,
+    prompts,
+    why,
+)
 
 EAGER: Final = "eager"
 SDPA: Final = "sdpa"
 """Attentions of the library's definitions. The first is the plainest, and every definition has it."""
-LENGTHS: Final = (5, 70, 300)
-OUTPUT_TOKENS: Final = 8
-LONG, SHORT = 512, 40
-"""Lengths of prefill chunks, in tokens."""
 SPLITS: Final = (Topology(2), Topology(1, 2))
-LOGPROBS: Final = 1e-2
-"""Largest difference from the library's logprob, which many roundings can add up to."""
-VARIED: Final = 12
-"""Fewest different logprobs in the answers. With fewer, equal answers would prove little."""
-TOLD: Final = Sampling(temperature=0.0, top_logprobs=1)
-
-Answer = list[tuple[int, float]]
-"""Tokens, each with its log probability."""
-
-
-class TrialVerdict(StrEnum):
-    EQUAL = "equal"
-    REFUSED = "refused"
-    WRONG = "wrong"
-    """Served, and otherwise than by the library."""
-    BROKEN = "broken"
-    """The trial ended in an error that is no refusal."""
-    UNTRIED = "not tried"
-    """No tiny model of the type can be made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outcome of the trial of one model."""
-
-    verdict: TrialVerdict
-    words: str
-    """The execution path of a served model, the reason of a refusal, or the fault."""
-    sights: tuple[str, ...] = ()
-    """Special features of its layers' attention, such as windows."""
-    ranks: tuple[str, str] = ("", "")
-    """Why two tensor-parallel ranks do not serve the model, and why two stages do not. Empty if they do."""
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "Outcome":
-        """Return the outcome that `dataclasses.asdict` and JSON made these fields of."""
-        first, second = told["ranks"]
-        return cls(TrialVerdict(told["verdict"]), told["words"], tuple(told["sights"]), (first, second))
-
-
-def prompts() -> list[list[int]]:
-    """Return random prompts without special tokens."""
-    numbers = random.Random(3)
-    return [[numbers.randrange(3, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
 
 def try_model(directory: Path, crew: Crew | None = None) -> Outcome:
@@ -100,7 +53,7 @@ def try_model(directory: Path, crew: Crew | None = None) -> Outcome:
     expected, told = generated(directory), ""
     with suppress(ValueError, ImportError):  # some definitions have no other attention
         others = generated(directory, SDPA)
-        if next(_apart("", others, expected), ""):
+        if next(apart("", others, expected), ""):
             told = "eager, where SDPA differs"
             if next(differences(engine, prompts(), expected), ""):
                 expected, told = others, "SDPA, where eager differs"
@@ -137,12 +90,6 @@ def why_not_split(directory: Path, topology: Topology) -> str:
     return ""
 
 
-def why(refusal: str, directory: Path | None = None) -> str:
-    """Return a refusal's text without the model's name and path, which are only this trial's."""
-    words = re.split(" cannot be served(?: by several ranks)?: ", refusal)[-1].removesuffix(WAY_OUT)
-    return words if directory is None else words.replace(f"{directory}/", "").replace(f"{directory}: ", "")
-
-
 def way_of(engine: TorchEngine) -> str:
     if engine.execution.kind is ExecutionKind.ROW_BY_ROW:
         return "the library's definition, row by row"
@@ -165,56 +112,8 @@ def sights_of(engine: TorchEngine) -> Iterator[str]:
 def differences(
     engine: TorchEngine, asked: Sequence[Sequence[int]], expected: Sequence[Answer]
 ) -> Iterator[str]:
-    """Yield each setting in which the engine's answers differ from `expected`. Prompts run alone and
-    together, in long and short chunks, after a hand-over, and behind another's prefix."""
-    if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
-        yield "its answers hardly vary: they tell nothing"
-    for chunk in (LONG, SHORT):
-        worker = ShuffledWorker(engine, seed=chunk)
-        together = _drawn(worker, [_admit(worker, prompt) for prompt in asked], chunk)
-        yield from _apart(f"together, in chunks of {chunk}", together, expected)
-    for chunk in (LONG, SHORT):
-        worker = ShuffledWorker(engine, seed=chunk)
-        by_itself = [_drawn(worker, [_admit(worker, prompt)], chunk)[0] for prompt in asked]
-        yield from _apart(f"alone, in chunks of {chunk}", by_itself, expected)
-
-    prefill, decode = ShuffledWorker(engine, seed=1), ShuffledWorker(beside(engine), seed=2)
-    arrived: list[Tenant] = []
-    size = engine.cache.group.page_tokens
-    for prompt, answer in zip(asked, expected, strict=True):
-        tenant = _admit(prefill, prompt)
-        while not tenant.sequence.output:
-            prefill.step([tenant], SHORT)
-        arrived.append(hand_over(tenant, prefill, decode))
-        again = _admit(prefill, prompt)
-        again.computed = len(prompt) // 2 // size * size
-        again.pages = tenant.pages[: again.computed // size]
-        yield from _apart("behind a prefix that lies there", _drawn(prefill, [again], SHORT), [answer])
-    handed = _drawn(decode, arrived, 1)
-    yield from _apart("after a hand-over", handed, [answer[1:] for answer in expected])
-
-
-def _admit(worker: ShuffledWorker, prompt: Sequence[int]) -> Tenant:
-    return worker.admit(prompt, OUTPUT_TOKENS, TOLD)
-
-
-def _drawn(worker: ShuffledWorker, tenants: Sequence[Tenant], chunk: int) -> list[Answer]:
-    answers: list[Answer] = [[] for _ in tenants]
-    while not all(tenant.done for tenant in tenants):
-        going = [place for place, tenant in enumerate(tenants) if not tenant.done]
-        for place, token in zip(going, worker.step(tenants, chunk), strict=True):
-            if isinstance(token, Token) and token.logprob is not None:
-                answers[place].append((token.id, token.logprob))
-    return answers
-
-
-def _apart(how: str, seen: Sequence[Answer], expected: Sequence[Answer]) -> Iterator[str]:
-    for mine, right in zip(seen, expected, strict=True):
-        if [token for token, _ in mine] != [token for token, _ in right]:
-            yield f"{how}: other tokens"
-        gap = max(abs(one - other) for (_, one), (_, other) in zip(mine, right, strict=False))
-        if not gap <= LOGPROBS:
-            yield f"{how}: log probabilities are off by {gap:.2g}"
+    """Yield each setting in which the engine's answers differ from `expected`, as `compare` does."""
+    return compare(engine, beside(engine), asked, expected)
 
 
 def beside(engine: TorchEngine, kernel: PagedKernel | None = None) -> TorchEngine:

@@ -1,7 +1,7 @@
 """Tests that what the engine on vLLM cannot do is refused at the start, all of it at once."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -64,9 +64,11 @@ def test_all_missing_features_are_named() -> None:
     wide = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.float32)
     narrow = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float8_e4m3fn)
     assert missing_features([wide, wide]) == []
-    assert missing_features([wide, narrow, OtherSpec()]) == [
+    later = replace(wide, non_causal=True)
+    assert missing_features([later, narrow, OtherSpec()]) == [
         "layers of kind OtherSpec",
         "keys and values in torch.float8_e4m3fn",
         "layers whose keys and values differ in size",
+        "attention to later tokens",
     ]
     assert missing_features([]) == ["layers with keys and values"]

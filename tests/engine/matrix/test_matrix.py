@@ -14,7 +14,8 @@ from tests.engine.execution.paged_twin import twin
 from tests.engine.executions import is_ours
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
 from tests.inference.engine_worker import ShuffledWorker
-from tests.models.trial import OUTPUT_TOKENS, SHORT, beside, differences, generated, prompts
+from tests.models.comparison import OUTPUT_TOKENS, SHORT, prompts
+from tests.models.trial import beside, differences, generated
 from tests.oracle import reference_greedy
 
 Loaded = Callable[[str], tuple[Path, TorchEngine]]
