@@ -130,6 +130,7 @@ BY_VLLM: Final[list[tuple[dict[str, Any], list[str]]]] = [
     ({"model_type": "gemma3n", "num_kv_shared_layers": 10}, []),
     ({"model_type": "mamba"}, ["state-space or recurrent layers (Mamba, RWKV)"]),
     ({"layer_types": ["conv", "full_attention"]}, ["convolution layers"]),
+    ({"model_type": "jetmoe"}, ["attention heads that are experts"]),
     (
         {"model_type": "kimi_linear", "kv_lora_rank": 512, "layer_types": ["linear_attention"]},
         ["linear-attention or state-space (Mamba) layers"],
