@@ -208,9 +208,8 @@ class RoomController:
     def _resend_ends(self, facts: WorkerFacts) -> None:
         """Send the ends of rooms that a worker missed while it was silent. It may never have got some of
         these rooms, which still wait for it (`terminal-reaches-peer`)."""
-        for entry in self.registry.open_rooms_of(facts.incarnation):
-            if facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING:
-                self.send_end(entry, entry.cause or ANSWERED)
+        for entry in self.registry.ends_to_resend(facts):
+            self.send_end(entry, entry.cause or ANSWERED)
 
     # ---- rooms
 

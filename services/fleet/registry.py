@@ -19,6 +19,7 @@ from baton.rooms.errors import (
     NoSuchWorker,
 )
 from baton.rooms.phases import Side
+from baton.rooms.worker_facts import WorkerFacts
 from baton.rooms.worker_load import WorkerLoad
 
 GOODBYE: Final = "left"
@@ -253,6 +254,12 @@ class Registry(WorkerTable, RoomTable):
         reported the room retired."""
         sides = [side for side in Side if side in entry.waiting_for]
         return [side for side in sides if self.holds_lease(entry.worker(side).incarnation)]
+
+    def ends_to_resend(self, facts: WorkerFacts) -> list[RoomEntry]:
+        """Return the ended rooms of a worker that it has not reported retired. It may have missed their ends
+        while it was silent, or may never have got the rooms."""
+        rooms = self.open_rooms_of(facts.incarnation)
+        return [each for each in rooms if facts.side in each.waiting_for and each.phase is RoomPhase.CLOSING]
 
     def abandon(self, room: RoomId) -> None:
         """Store an ended room although a worker never reported it retired. Unknown rooms are ignored."""

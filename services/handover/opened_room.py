@@ -187,7 +187,9 @@ class OpenedRoom:
     def broken(self, side: Side, how: Break, text: str) -> None:
         """Process the end of a worker's stream without an outcome. `text`: error of the stream."""
         self._open.discard(side)
-        self._fail(self._cause_of(side, how, text), side)
+        cause = self._cause_of(side, how, text)
+        if self._needs(side):
+            self._fail(cause, side)
         self._settle()
 
     # ---- time
@@ -265,7 +267,7 @@ class OpenedRoom:
             self._go_on_with_decode()
             return
         cause = cause or self._missing(side)
-        if cause is None:
+        if cause is None or not self._needs(side):
             return
         echo = side is Side.PREFILL and cause.reason is Reason.RECEIVER_CLOSED
         if echo and Side.DECODE in self._open and not self.is_over:
@@ -273,6 +275,11 @@ class OpenedRoom:
             self._wait(RoomTimer.ROOT, ROOT_S)
         else:
             self._fail(cause, side)
+
+    def _needs(self, side: Side) -> bool:
+        """Return whether the room ends if the worker on this side fails. A local room does not end with its
+        prefill worker (`mine-or-granted`)."""
+        return side is Side.DECODE or not self.is_local
 
     def _missing(self, side: Side) -> Cause | None:
         """Return the cause of the room's failure if a worker has completed its part without all tokens that

@@ -208,6 +208,24 @@ def test_either_worker_reports_that_decode_computes_the_prompt(side: Side) -> No
     assert not room.room.is_over
 
 
+@pytest.mark.parametrize("how", ["broken", "refused", "late"])
+def test_mine_or_granted_a_local_room_does_not_end_with_its_prefill_worker(how: str) -> None:
+    """Decode reported that it computes the prompt, before prefill did."""
+    room = started()
+    room.message(P, Accepted())
+    room.message(D, tokens(0, [7], is_local=True))
+    match how:
+        case "broken":
+            assert room.broken(P) == [Suspect(P)]
+        case "refused":
+            assert room.broken(P, Break.REFUSED) == []
+        case _:
+            assert room.message(P, RoomOutcome(Cause(Reason.DEADLINE, "no grant came"))) == []
+    assert room.message(D, tokens(1, [8, 9], LENGTH))[-1] == batch([8, 9], LENGTH)
+    assert room.message(D, DONE)[0] == NO_LINGER
+    assert (room.errors, room.outputs) == ([], {0: [7, 8, 9]})
+
+
 @pytest.mark.parametrize(
     ("made", "before", "side", "message", "text"),
     [

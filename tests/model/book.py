@@ -15,6 +15,7 @@ from baton.fleet.need import Need
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomPhase
 from baton.fleet.room_table import CLOSING_MS, OPEN_MS_MAX, OUTCOME_MS
+from baton.handover.opener_messages import ANSWERED
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from baton.rooms.phases import Side
@@ -62,12 +63,14 @@ class Book:
 
     # ---- workers
 
-    def join(self, side: int, incarnation: Incarnation) -> str:
-        """Register a worker of this side that has a lease and has passed a canary."""
+    def join(self, side: int, incarnation: Incarnation) -> tuple[tuple[RoomId, Reason], ...]:
+        """Register a worker of this side that has a lease and has passed a canary. Returns the rooms whose
+        end it may not know, with the reasons."""
         facts = self._facts(side, incarnation)
         self._registry.register(facts, 0)
         self._registry.mark_proven(facts.incarnation)
-        return ""
+        ends = self._registry.ends_to_resend(facts)
+        return tuple((each.id, (each.cause or ANSWERED).reason) for each in ends)
 
     def lose(self, side: int, incarnation: Incarnation, proof: str | None) -> tuple[RoomId, ...]:
         """Lose a worker, and return the open rooms that it had."""
@@ -112,21 +115,20 @@ class Book:
         if entry.id in self._issued or entry.id < 1:
             raise Broken(Law.ROOM_UNIQUE, f"room {entry.id} was issued before")
         self._issued.add(entry.id)
+        self._registry.mark_delivered(entry.id, SIDES)
         return entry.id
 
-    def end(self, room: RoomId, reason: Reason | None) -> tuple[int, ...] | None:
-        """End the room. Returns None if it had ended before, else the sides that may hold it and can be
-        told."""
-        cause = None if reason is None else Cause(reason, "as the world tells")
-        if not self._registry.end(room, cause, 0):
-            return None
-        entry = self._registry.get(room)
-        known = {worker.facts.incarnation for worker in self._registry.workers()}
-        return tuple(
-            number
-            for number, side in enumerate(SIDES)
-            if side in entry.waiting_for and entry.worker(side).incarnation in known
-        )
+    def end(self, room: RoomId, reason: Reason | None) -> bool:
+        """End the room. Returns False if it had ended before."""
+        return self._registry.end(room, None if reason is None else Cause(reason, "as the world tells"), 0)
+
+    def sides_to_end(self, room: RoomId) -> tuple[int, ...]:
+        """Return the sides whose workers have to be sent the room's end."""
+        return tuple(map(SIDES.index, self._registry.sides_to_end(self._registry.get(room))))
+
+    def mark_local(self, room: RoomId) -> str:
+        self._registry.mark_local(room)
+        return ""
 
     def retired(self, room: RoomId, side: int) -> str:
         """Report a room retired by a worker, perhaps twice or late."""

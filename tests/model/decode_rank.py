@@ -59,6 +59,8 @@ _LATE_MS = 1 << 50
 class WatchedRoom(ReceivingRoom):
     enough: frozenset[int] = field(default=frozenset(), init=False)
     """Choices that the world has said are enough."""
+    answered: bool = field(default=False, init=False)
+    """Whether its opener was sent all tokens and the outcome."""
     told: Incarnation | None = field(default=None, init=False)
     """Exposure by which the sender knows the memory."""
 
@@ -239,6 +241,8 @@ class DecodeRank(Rank[WatchedRoom]):
                 if (ended_for := self._roster.get(room).ended_for) is not cause.reason:
                     text = f"room {room} ends for {ended_for}, and its caller hears of a retraction"
                     raise Broken(Law.RETRACTED_IS_NO_FAILURE, text)
+            case Outcome(room, None):
+                self._roster.get(room).answered = True
             case Join(room):
                 held = self._roster.get(room)
                 if 0 in held.ends.going_on:
@@ -473,6 +477,7 @@ class DecodeRank(Rank[WatchedRoom]):
             overdue=revocation_due(rooms, _LATE_MS, self._holdings.sizes),
             held=held,
             local=frozenset(room.id for room in rooms if room.local),
+            answered=frozenset(room.id for room in rooms if room.answered),
             sealed=frozenset(sealed),
             landed=frozenset(landed),
         )

@@ -34,7 +34,7 @@ from tests.model.troubles import (
     waits,
 )
 from tests.model.turns import ask_close, catch_up, deliver, turn
-from tests.model.world import DECODE, PREFILL, WANTED, Known, State, World, one_rank
+from tests.model.world import DECODE, PREFILL, UNISSUED, WANTED, State, World, one_rank
 from tests.rooms.group import LIVE
 
 BOTH = (PREFILL, DECODE)
@@ -124,10 +124,10 @@ def _issuing(world: World, state: State) -> Steps:
     if state.stalled or state.draining is not None:
         return
     for index, entry in enumerate(state.rooms):
-        if entry.known is Known.UNISSUED:
+        if entry.opener == UNISSUED:
             yield ("issue", RoomId(index + 1)), partial(issue, world, room=RoomId(index + 1))
             break
-        if entry.known is not Known.OVER and not world.scope.overlap:
+        if not world.is_over(entry) and not world.scope.overlap:
             break
 
 

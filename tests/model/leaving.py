@@ -2,7 +2,7 @@
 
 from baton.ids import Incarnation
 from tests.model.laws import Broken, Law
-from tests.model.registry import CALLED_OFF, joined, lost, over, without
+from tests.model.registry import joined, lost, read_from
 from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World
 
 
@@ -15,7 +15,8 @@ def died(world: World, state: State, side: int) -> State:
 def left(world: World, state: State, side: int) -> State:
     """Return the state after all ranks agreed to leave. Raises Broken if something that others wait for would
     end with them."""
-    cut = lost(world, state, side, state.peers[side], "left")
+    rooms = read_from(world, state, side, state.peers[side])
+    cut = [room for room in rooms if world.is_running(state.rooms[room - 1])]
     if cut:
         raise Broken(Law.DRAIN_KEEPS_PROMISES, f"{SIDES[side]} leaves, and rooms {cut} still run on it")
     reached = world.reached(state)
@@ -31,13 +32,11 @@ def left(world: World, state: State, side: int) -> State:
 
 def _gone(world: World, state: State, side: int, proof: str) -> State:
     gone = state.peers[side]
-    rooms = lost(world, state, side, gone, proof)
-    following = without(world, state, side, gone, proof)
     mail = frozenset(message for message in state.mail if message[0] != side) | {(1 - side, "depart", gone)}
     closes = frozenset(each.with_asked(min(each.asked, WANTED)) for each in state.closes)
     came, other = Incarnation(gone + 1), state.peers[1 - side]
     following = (
-        following.with_ranks(side, world.blank(side, came))
+        state.with_ranks(side, world.blank(side, came))
         .with_mail(mail)
         .with_peers((came, other) if side == PREFILL else (other, came))
         .with_closes(frozenset() if side == DECODE else closes)
@@ -45,6 +44,4 @@ def _gone(world: World, state: State, side: int, proof: str) -> State:
         .with_stalled(state.stalled and side != PREFILL)
         .with_lag(None if state.lag is not None and state.lag[0] == side else state.lag)
     )
-    for room in rooms:
-        following = over(world, following, room, CALLED_OFF)
-    return joined(world, following, side)
+    return joined(world, lost(world, following, side, gone, proof), side)

@@ -1,59 +1,160 @@
-"""Reactions of the bootstrap to events of a room.
+"""The bootstrap: rooms at their opener, and what the world does with what they request.
 
-As `baton.bootstrap.room_stream` and `rooms`: it calls both workers at once; the first cause ends the room,
-and the other side is told. The registry itself: `book.py`.
+The product decides: `OpenedRoom` what a room's end is (`opener.py`), and in scopes with `registry` the tables
+who may still have it (`book.py`).
 """
 
 from typing import Any, Final
 
+from baton.handover.opener_messages import (
+    ANSWERED,
+    Accepted,
+    Break,
+    EndChoice,
+    Fail,
+    FailRest,
+    FirstToken,
+    Leave,
+    MarkAnswered,
+    MarkLocal,
+    MarkRetired,
+    Open,
+    OpenerRequest,
+    RoomOutcome,
+    Stop,
+    TokenMessage,
+    WorkerMessage,
+)
 from baton.ids import Incarnation, RoomId
-from baton.rooms.errors import Reason
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.reasons import LOST
+from baton.rooms.request import FinishReason, Token
 from tests.model.laws import Broken, Law
-from tests.model.world import BOOTSTRAP, DECODE, PREFILL, Entry, Known, Message, State, World
+from tests.model.opener import SIDES, TOKENS
+from tests.model.shapes import FIRST_TOKEN, STOP_TOKEN
+from tests.model.world import BOOTSTRAP, DECODE, GONE, OVER, PREFILL, Entry, Message, State, World
 
 CALLED_OFF: Final = Reason.CANCELLED
 """Why a side is cancelled. Without `ways` what a cancel says makes no difference to what follows, so that
 nearly all of them say the same: states that differ in words alone are one."""
+SENT: Final = (FirstToken(Token(FIRST_TOKEN), None, 0), RoomOutcome(None))
+"""Prefill's messages when its part of a room is complete."""
 
-RUNNING: Final = (Known.CALLED, Known.LOCAL)
+
+def cause(world: World, reason: Reason) -> Cause:
+    """Return the cause of a room's end for this reason."""
+    return Cause(reason if world.scope.ways or reason is Reason.LOCAL else CALLED_OFF, "as the world tells")
+
+
+# ---- rooms
 
 
 def issue(world: World, state: State, room: RoomId) -> State:
-    """Open a room on the workers that live now, and call both."""
+    """Open a room on the workers that live now, and start its opener."""
     state, issued = _write(world, state, room, "open")
     if issued is None:
         return state  # nobody can take it now
     if issued != room:
         raise Broken(Law.ROOM_UNIQUE, f"room {issued} is issued where room {room} should follow")
-    entry = Entry(Known.CALLED, state.peers)
-    calls = {(side, "open", room, state.peers[1 - side]) for side in (PREFILL, DECODE)}
-    return state.with_room(room, entry).send(*calls)
+    state = state.with_room(room, Entry(world.new_opener, state.peers))
+    return happens(world, state, room, "start")
 
 
-def over(world: World, state: State, room: RoomId, reason: Reason, *told: int) -> State:
-    """Return the state after the room's first cause is known. Each live side that is not in `told` is
-    cancelled."""
-    if state.rooms[room - 1].known not in RUNNING:
-        return _heard(world, state, room, reason)
-    state = _ended(world, state, room, reason)
-    return cancel(state, room, reason, *told)
+def happens(world: World, state: State, room: RoomId, deed: str, *about: Any) -> State:
+    """Return the state after something happened to a room at its opener, if that lives."""
+    opener, peers = state.rooms[room - 1]
+    if opener < 0:
+        return state
+    after, requests = world.openers.do(opener, (deed, *about))
+    if world.openers.standings[after].settled:
+        after = OVER
+    if after != opener:
+        state = state.with_room(room, Entry(after, peers))
+    for request in requests:
+        state = _carry_out(world, state, room, request)
+    return state
 
 
-def cancel(state: State, room: RoomId, reason: Reason, *told: int) -> State:
-    entry = state.rooms[room - 1]
+def _carry_out(world: World, state: State, room: RoomId, request: OpenerRequest) -> State:
+    match request:
+        case Open(side):
+            to = SIDES.index(side)
+            return state.send((to, "open", room, state.peers[1 - to]))
+        case Leave(side, why):
+            return state.send((SIDES.index(side), "cancel", room, why.reason))
+        case EndChoice(choice):
+            return state.send((DECODE, "end_choice", room, choice))
+        case MarkLocal():
+            return _write(world, state, None, "mark_local", room)[0]
+        case MarkRetired(side):
+            return _write(world, state, None, "retired", room, SIDES.index(side))[0]
+        case MarkAnswered():
+            return _ended(world, state, room, None)
+        case Stop():
+            return cancel(world, _ended(world, state, room, None), room, ANSWERED.reason)
+        case Fail(why):
+            return cancel(world, _ended(world, state, room, why.reason), room, why.reason)
+        case FailRest(why):
+            return cancel(world, state, room, why.reason)
+        case _:
+            return state
+
+
+def received(world: World, state: State, room: RoomId, side: int, *messages: WorkerMessage) -> State:
+    """Return the state after the opener got a worker's messages."""
+    return happens(world, state, room, "receive", side, *messages)
+
+
+def ended_here(world: World, state: State, room: RoomId, side: int, reason: Reason) -> State:
+    """Return the state after a worker sent the opener the cause of a room's end."""
+    return received(world, state, room, side, RoomOutcome(cause(world, reason)))
+
+
+def answered(world: World, state: State, room: RoomId, is_local: bool) -> State:
+    """Return the state after decode sent the opener all tokens of a room, and its outcome."""
+    drawn = tuple(map(Token, [FIRST_TOKEN] * (TOKENS - 1) + [STOP_TOKEN]))
+    tokens = [
+        TokenMessage(choice, 0, drawn, FinishReason.STOP, 0, is_local)
+        for choice in range(world.scope.choices)
+    ]
+    return received(world, state, room, DECODE, *tokens, RoomOutcome(None))
+
+
+def opened(world: World, state: State, room: RoomId, side: int, answer: str) -> State:
+    """Return the state after the opener got a worker's answer to a room's opening."""
+    if not answer:
+        return received(world, state, room, side, Accepted())
+    if answer == "RoomExists":
+        return state  # it came twice, and its first copy was answered
+    how = Break.DRAINING if answer == "Draining" else Break.REFUSED
+    return happens(world, state, room, "broken", side, how)
+
+
+def give_up(world: World, state: State, room: RoomId) -> State:
+    """Return the state after a room's client hung up."""
+    return happens(world, state, room, "give_up", cause(world, CALLED_OFF))
+
+
+def fail(world: World, state: State, room: RoomId, reason: Reason) -> State:
+    """Return the state after the bootstrap ended a room for a cause of its own, if it had not ended."""
+    why, entry = cause(world, reason), state.rooms[room - 1]
+    state, is_first = _write(world, state, True, "end", room, why.reason)
+    if not is_first:
+        return state
+    state = cancel(world, state, room, why.reason)
+    if entry.opener == GONE:
+        return state.with_room(room, Entry(OVER, entry.peers))
+    return happens(world, state, room, "end", why)
+
+
+def cancel(world: World, state: State, room: RoomId, reason: Reason) -> State:
+    """Send the end of a room to each worker that may have it."""
+    peers = state.rooms[room - 1].peers
+    _, sides = _write(world, state, (PREFILL, DECODE), "sides_to_end", room)
     cancels: set[Message] = {
-        (side, "cancel", room, reason)
-        for side in (PREFILL, DECODE)
-        if side not in told and entry.peers[side] == state.peers[side]
+        (side, "cancel", room, reason) for side in sides if peers[side] == state.peers[side]
     }
     return state.send(*cancels)
-
-
-def answered(world: World, state: State, room: RoomId) -> State:
-    """Return the state after the client got all that it asked for."""
-    if state.rooms[room - 1].known not in RUNNING:
-        return _heard(world, state, room, None)
-    return _ended(world, state, room, None)
 
 
 def gave_back(world: World, state: State, room: RoomId, side: int) -> State:
@@ -63,45 +164,21 @@ def gave_back(world: World, state: State, room: RoomId, side: int) -> State:
     return state.send((BOOTSTRAP, "retired", room, side))
 
 
-def lost(world: World, state: State, side: int, incarnation: Incarnation, proof: str | None) -> list[RoomId]:
-    """Rooms without an outcome that end with a worker, and what the registry is without it."""
-    running = running_on(state, side, incarnation)
-    if not world.scope.registry:
-        return running
-    had = world.books.do(state.book, ("lose", side, incarnation, proof))[1]
-    return [room for room in running if room in had]
-
-
-def without(world: World, state: State, side: int, incarnation: Incarnation, proof: str | None) -> State:
-    """Return the state in which the worker has left the registry."""
-    return _write(world, state, RoomId(0), "lose", side, incarnation, proof)[0]
-
-
-def joined(world: World, state: State, side: int) -> State:
-    """Return the state in which the live worker holds a lease."""
-    return _write(world, state, RoomId(0), "join", side, state.peers[side])[0]
-
-
-def claimed(state: State, room: RoomId) -> State:
-    """Return the state in which prefill's part has ended and decode goes on by itself."""
-    entry = state.rooms[room - 1]
-    if entry.known is not Known.CALLED:
-        return state
-    return state.with_room(room, Entry(Known.LOCAL, entry.peers))
-
-
-def orphaned(state: State, room: RoomId) -> State:
+def orphaned(world: World, state: State, room: RoomId) -> State:
     """Return the state after the room's opener is gone with its streams, which both sides see break."""
     entry = state.rooms[room - 1]
-    return cancel(state.with_room(room, Entry(Known.ORPHANED, entry.peers)), room, CALLED_OFF)
+    state = state.with_room(room, Entry(GONE, entry.peers))
+    return cancel(world, state, room, CALLED_OFF)
 
 
 def untold(world: World, state: State) -> State:
     """Return the state after the registry ends rooms that were left open without a word."""
     written, rooms = _write(world, state, (), "untold")
-    gone = [room for room in rooms if state.rooms[room - 1].known is Known.ORPHANED]
+    gone = [room for room in rooms if state.rooms[room - 1].opener == GONE]
     for room in gone:
-        written = cancel(_ended(world, written, room, Reason.DEADLINE), room, CALLED_OFF)
+        entry = Entry(OVER, state.rooms[room - 1].peers)
+        written = _ended(world, written, room, Reason.DEADLINE).with_room(room, entry)
+        written = cancel(world, written, room, CALLED_OFF)
     return written if gone else state
 
 
@@ -109,32 +186,45 @@ def abandoned(world: World, state: State) -> State:
     return _write(world, state, RoomId(0), "abandon")[0]
 
 
-def running(state: State) -> list[RoomId]:
-    """Return the rooms without an outcome."""
-    return [RoomId(index + 1) for index, entry in enumerate(state.rooms) if entry.known in RUNNING]
+# ---- workers
 
 
-def running_on(state: State, side: int, incarnation: Incarnation) -> list[RoomId]:
-    """Return the running rooms that the registry placed on a worker and that need it."""
-    rooms = [(room, state.rooms[room - 1]) for room in running(state)]
-    needed = [each for each in rooms if side == DECODE or each[1].known is not Known.LOCAL]
-    return [room for room, entry in needed if entry.peers[side] == incarnation]
+def lost(world: World, state: State, side: int, incarnation: Incarnation, proof: str | None) -> State:
+    """Return the state after the bootstrap lost a worker: the rooms that need it end, and its stream is
+    closed."""
+    state, rooms = _write(world, state, (), "lose", side, incarnation, proof)
+    for room in rooms:
+        state = fail(world, state, room, LOST[SIDES[side]])
+    for room in read_from(world, state, side, incarnation):
+        state = happens(world, state, room, "broken", side, Break.LOST)
+    return state
+
+
+def joined(world: World, state: State, side: int) -> State:
+    """Return the state in which the live worker holds a lease, and is told which of its rooms have ended."""
+    state, rooms = _write(world, state, (), "join", side, state.peers[side])
+    return state.send(*((side, "cancel", room, reason) for room, reason in rooms))
+
+
+def running(world: World, state: State) -> list[RoomId]:
+    """Return the rooms without an outcome whose opener lives."""
+    rooms = enumerate(state.rooms)
+    return [RoomId(index + 1) for index, entry in rooms if world.is_running(entry)]
+
+
+def read_from(world: World, state: State, side: int, incarnation: Incarnation) -> list[RoomId]:
+    """Return the rooms whose opener reads the stream of this worker."""
+    return [
+        RoomId(index + 1)
+        for index, (opener, peers) in enumerate(state.rooms)
+        if opener >= 0 and peers[side] == incarnation and side in world.openers.standings[opener].read
+    ]
 
 
 def _ended(world: World, state: State, room: RoomId, reason: Reason | None) -> State:
-    state, told = _write(world, state, room, "end", room, reason)
-    if told is None:
+    state, is_first = _write(world, state, True, "end", room, reason)
+    if not is_first:
         raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} runs, and the registry says that it had ended")
-    return state.with_room(room, Entry(Known.OVER, state.rooms[room - 1].peers))
-
-
-def _heard(world: World, state: State, room: RoomId, reason: Reason | None) -> State:
-    """Check that the registry refuses another outcome of a room that is over."""
-    if state.rooms[room - 1].known is not Known.OVER:
-        return state
-    state, told = _write(world, state, None, "end", room, reason)
-    if told is not None:
-        raise Broken(Law.FIRST_CAUSE_WINS, f"room {room} has ended, and the registry takes another outcome")
     return state
 
 

@@ -54,6 +54,8 @@ class Standing:
     """Receiver: each room's pages, and whether it is retracted."""
     local: frozenset[RoomId] = frozenset()
     """Receiver: rooms that are computed here."""
+    answered: frozenset[RoomId] = frozenset()
+    """Receiver: rooms whose opener was sent all tokens and the outcome."""
     sealed: frozenset[RoomId] = frozenset()
     """Receiver: rooms whose seal is there, as the memory itself says."""
     landed: frozenset[RoomId] = frozenset()

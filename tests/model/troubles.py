@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
+from baton.handover.opener_messages import Break
 from baton.ids import RoomId
 from baton.rooms.errors import Reason
 from baton.rooms.receiver import UNDECIDED
@@ -17,22 +18,21 @@ from tests.model.flights import exposed_before
 from tests.model.handover import cancel_here, not_connected
 from tests.model.leaving import died
 from tests.model.registry import (
-    CALLED_OFF,
     abandoned,
+    give_up,
+    happens,
     lost,
     orphaned,
-    over,
+    read_from,
     running,
-    running_on,
-    without,
 )
 from tests.model.scopes import TROUBLES
 from tests.model.turns import connect, deliver, lag, turn
 from tests.model.world import (
     DECODE,
     PREFILL,
+    UNISSUED,
     WANTED,
-    Known,
     Message,
     State,
     World,
@@ -68,15 +68,18 @@ def _spending(left: tuple[int, ...], make: Make) -> Make:
 
 
 def _aborts(world: World, state: State, side: int) -> Steps:
-    for room in running(state) if side == DECODE else ():
-        yield ("abort", room), partial(over, world, room=room, reason=CALLED_OFF)
+    for room in running(world, state) if side == DECODE else ():
+        yield ("abort", room), partial(give_up, world, room=room)
 
 
 def _ends(world: World, state: State, side: int) -> Steps:
-    for room in running(state) if side == DECODE else ():
+    for room in running(world, state) if side == DECODE else ():
         for choice in range(world.scope.choices):
-            message: Message = (DECODE, "end_choice", room, choice)
-            yield ("enough", room, choice), partial(_told, message=message)
+            yield ("enough", room, choice), partial(_enough, world, room=room, choice=choice)
+
+
+def _enough(world: World, state: State, room: RoomId, choice: int) -> State:
+    return happens(world, state, room, "end_choice", choice)
 
 
 def _told(state: State, message: Message) -> State:
@@ -84,8 +87,8 @@ def _told(state: State, message: Message) -> State:
 
 
 def _orphans(world: World, state: State, side: int) -> Steps:
-    for room in running(state) if side == DECODE else ():
-        yield ("orphan", room), partial(orphaned, room=room)
+    for room in running(world, state) if side == DECODE else ():
+        yield ("orphan", room), partial(orphaned, world, room=room)
 
 
 def _silences(world: World, state: State, side: int) -> Steps:
@@ -94,17 +97,13 @@ def _silences(world: World, state: State, side: int) -> Steps:
 
 
 def lease_ends(world: World, state: State) -> bool:
-    return bool(running_on(state, PREFILL, state.peers[PREFILL]))
+    rooms = read_from(world, state, PREFILL, state.peers[PREFILL])
+    return any(world.is_running(state.rooms[room - 1]) for room in rooms)
 
 
 def silence(world: World, state: State) -> State:
     """Return the state after the prefill worker's lease ran out. Its rooms fail, and nothing is proven."""
-    peer = state.peers[PREFILL]
-    rooms = lost(world, state, PREFILL, peer, None)
-    state = without(world, state, PREFILL, peer, None)
-    for room in rooms:
-        state = over(world, state, room, Reason.PREFILL_LOST, PREFILL)
-    return state
+    return lost(world, state, PREFILL, state.peers[PREFILL], None)
 
 
 def _losses(world: World, state: State, side: int) -> Steps:
@@ -131,10 +130,10 @@ def misses(world: World, state: State, message: Message) -> State:
     """Return the state after the sender of a message gives up waiting for the answer. The message may have
     arrived, or arrive later. An open whose caller is gone is not obeyed, and a late connect has nothing new
     (`strays`)."""
-    _, deed, room, *_ = message
+    side, deed, room, *_ = message
     match deed:
         case "open":
-            return over(world, state.take(message), room, CALLED_OFF)
+            return happens(world, state.take(message), room, "broken", side, Break.LOST)
         case "connect":
             return not_connected(world, state.take(message), message)
         case "grant":
@@ -260,7 +259,7 @@ def _rumours(world: World, state: State, side: int) -> Steps:
     for index, entry in enumerate(state.rooms):
         room = RoomId(index + 1)
         for rank, standing in enumerate(world.standings(state, side)):
-            if entry.known is Known.UNISSUED or room in standing.rooms or room in standing.past:
+            if entry.opener == UNISSUED or room in standing.rooms or room in standing.past:
                 continue
             deed: Deed = ("fail", room)
             yield ("fail", side, rank, room), partial(one_rank, world, side=side, rank=rank, deed=deed)

@@ -26,7 +26,8 @@ from tests.model.handover import (
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
 from tests.model.rank import Done
-from tests.model.registry import CALLED_OFF, RUNNING, answered, claimed, gave_back, over
+from tests.model.registry import CALLED_OFF, SENT, answered, ended_here, gave_back, received
+from tests.model.registry import opened as opened_here
 from tests.model.standing import Standing
 from tests.model.world import (
     BOOTSTRAP,
@@ -34,7 +35,6 @@ from tests.model.world import (
     PREFILL,
     SIDES,
     Close,
-    Known,
     Message,
     State,
     Way,
@@ -67,6 +67,10 @@ def _did(
         return state
     if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
         return turn(world, following, side)
+    if side == DECODE:
+        leader = world.standings(state, DECODE)[0]
+        for room in sorted(leader.answered):
+            following = answered(world, following, room, room in leader.local)
     for room, effect, _ in done[0]:
         if effect in (Effect.FENCE, Effect.STOP):
             _check_told(world, state, following, side, room)
@@ -76,6 +80,7 @@ def _did(
             following = _decode_did(world, state, following, room, effect, told)
         if effect is SenderEffect.REPORT:
             _check_sent(world, state, room)
+            following = received(world, following, room, PREFILL, *SENT)
         if effect is Effect.RELEASE:
             following = gave_back(world, following, room, side)
     if side == DECODE and _moved(world, state, following):
@@ -87,13 +92,11 @@ def _failed(world: World, state: State, side: int, room: RoomId) -> State:
     """Return the state after a room ended early on a worker, which reports why to the bootstrap."""
     entry, at = state.rooms[room - 1], world.standings(state, side)[0].at(room)
     reason = CALLED_OFF if at is None or at.cause is None else at.cause.reason
-    if world.scope.drains_only and reason in LOST.values() and entry.known in RUNNING:
+    if world.scope.drains_only and reason in LOST.values() and world.is_running(entry):
         raise Broken(
             Law.DRAIN_KEEPS_PROMISES, f"room {room} ends for {reason.value}, and that worker had finished it"
         )
-    if reason is Reason.LOCAL:
-        return claimed(state, room)
-    return over(world, state, room, reason if world.scope.ways else CALLED_OFF, side)
+    return ended_here(world, state, room, side, reason)
 
 
 def _check_told(world: World, before: State, after: State, side: int, room: RoomId) -> None:
@@ -102,7 +105,7 @@ def _check_told(world: World, before: State, after: State, side: int, room: Room
     budget, entry = world.scope.budget, before.rooms[room - 1]
     if side == DECODE or not budget.claims or budget.silences or world.scope.ways:
         return  # who is called off may be told that it was late
-    if entry.known is not Known.OVER:
+    if not world.is_over(entry):
         return
     was, now = (world.standings(state, PREFILL)[0].at(room) for state in (before, after))
     late = now is not None and now.cause is not None and now.cause.reason is Reason.DEADLINE
@@ -165,6 +168,8 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
     if deed == "connect":
         return connect(world, following, message, repeat=repeat)
     answer, following = _command(world, following, side, deed, about)
+    if deed == "open":
+        following = opened_here(world, following, about[0], side, answer)
     if repeat:
         return following
     match deed:
@@ -229,7 +234,7 @@ def _decode_did(
     world: World, before: State, state: State, room: RoomId, effect: AnyEffect, told: list[tuple[object, ...]]
 ) -> State:
     match effect:
-        case ReceiverEffect.GRANT if any(told) and state.rooms[room - 1].known is Known.LOCAL:
+        case ReceiverEffect.GRANT if any(told) and world.is_local(state.rooms[room - 1]):
             raise Broken(Law.MINE_OR_GRANTED, f"room {room} is granted, and its sender was told otherwise")
         case ReceiverEffect.GRANT if any(told):
             return grant(world, state, room, told)
@@ -239,7 +244,7 @@ def _decode_did(
             return wants_close(world, state, room, told)
         case Effect.RELEASE:
             closes = frozenset(close for close in state.closes if close.room != room)
-            return answered(world, state.with_closes(closes), room)
+            return state.with_closes(closes)
         case _:
             pass
     return state

@@ -16,6 +16,7 @@ from tests.model.cast import Cast
 from tests.model.decode_rank import DecodeRank
 from tests.model.flights import PAGE, SEAL, Flight
 from tests.model.laws import Broken, Law
+from tests.model.opener import Opener, OpenerStanding, check_opener
 from tests.model.prefill_rank import PrefillRank
 from tests.model.scopes import TROUBLES, Scope
 from tests.model.shapes import layouts
@@ -30,22 +31,14 @@ Lag = tuple[int, int, tuple[int, ...]]
 """(side, rank, verdict)"""
 
 
-class Known(IntEnum):
-    """Knowledge of the registry about a room."""
-
-    UNISSUED = 0
-    CALLED = 1
-    """Both workers were asked to serve the room."""
-    LOCAL = 5
-    """Prefill's part of the room has ended, since decode computes it. No other worker is needed for it."""
-    ORPHANED = 4
-    """The opener of the room is gone without a message."""
-    OVER = 3
-    """The outcome is known, and the other side has been cancelled if necessary."""
+UNISSUED, GONE, OVER = -1, -2, -3
+"""Values in place of a room's opener: the room is not issued; its opener is gone without a message; it has
+ended, and nobody reads of it."""
 
 
 class Entry(NamedTuple):
-    known: Known
+    opener: int
+    """Number in `World.openers`, or UNISSUED, GONE or OVER."""
     peers: tuple[Incarnation, Incarnation]
 
 
@@ -154,6 +147,8 @@ class World:
         """Cancels among a mail's messages, by mail."""
         self.books: Cast[BookStanding] = Cast(check_book)
         self.books.enter(Book(scope))
+        self.openers: Cast[OpenerStanding] = Cast(check_opener)
+        self.new_opener = self.openers.enter(Opener(scope.choices))
         self.turns: dict[tuple[int, tuple[int, ...], Any], Any] = {}
         """Result of each group's turn: see `tests.model.turns`."""
         self._sound: set[tuple[int, int]] = set()
@@ -161,7 +156,7 @@ class World:
 
     def start(self) -> State:
         first = Incarnation(1)
-        nothing = Entry(Known.UNISSUED, (first, first))
+        nothing = Entry(UNISSUED, (first, first))
         return State(
             self.blank(PREFILL, first),
             self.blank(DECODE, first),
@@ -186,6 +181,18 @@ class World:
     def standings(self, state: State, side: int) -> list[Standing]:
         standings = self.casts[side].standings
         return [standings[rank] for rank in state.ranks(side)]
+
+    def is_over(self, entry: Entry) -> bool:
+        """Return whether a room has an outcome."""
+        return entry.opener == OVER or (entry.opener >= 0 and self.openers.standings[entry.opener].over)
+
+    def is_running(self, entry: Entry) -> bool:
+        """Return whether a room has no outcome, and its opener lives."""
+        return entry.opener >= 0 and not self.openers.standings[entry.opener].over
+
+    def is_local(self, entry: Entry) -> bool:
+        """Return whether a room's opener knows that decode computes it."""
+        return entry.opener >= 0 and self.openers.standings[entry.opener].local
 
     def check(self, state: State) -> None:
         """Check what must hold between ranks of different sides, and between the sender's ranks. Raises
@@ -220,10 +227,10 @@ class World:
         stands still; and whether the last room has not been issued, and who would serve it is there."""
         idle = (
             not state.closes
-            and all(entry.known in (Known.UNISSUED, Known.OVER) for entry in state.rooms)
+            and all(entry.opener == UNISSUED or self.is_over(entry) for entry in state.rooms)
             and self.books.standings[state.book].idle
         )
-        return idle, state.stalled, state.rooms[-1].known is Known.UNISSUED and not state.stalled
+        return idle, state.stalled, state.rooms[-1].opener == UNISSUED and not state.stalled
 
     def side_idle(self, state: State, side: int) -> bool:
         """Return whether on this side every room has ended and every count is back at its start."""
