@@ -25,9 +25,8 @@ def off_by_one(engine: Any) -> None:
     """Let each layer with a window see one token less."""
     windows = 0
     for layer in engine.runner.model.runner.model.modules():
-        window = getattr(getattr(layer, "impl", None), "sliding_window", None)
-        if window is not None and window != (-1, -1):
-            layer.impl.sliding_window = (window[0] - 1, window[1])
+        if getattr(getattr(layer, "impl", None), "sliding_window", -1) > 0:
+            layer.impl.sliding_window -= 1
             windows += 1
     assert windows, "the model has no windows"
 
