@@ -97,10 +97,11 @@ This is of vLLM {vllm} on a CPU, in float32, with transformers {version}, which 
 models have heads of 32 elements, the fewest that vLLM's attention on a CPU has. The right answers are
 those of vLLM's own `LLM`, which computes each prompt whole and alone. Baton's answers are compared
 with them as above: tokens, and log probabilities. They go on in a second KV memory over the same
-weights. `make test-vllm ARGS="--all-models tests/vllm/test_models.py"` compares all of them again.
+weights. `make test-vllm ARGS="--all-models tests/vllm/test_models.py"` compares all of them again. That
+takes a quarter of an hour.
 
-Of {types} types and architectures, {equal} are equal and {wrong} are wrong. Baton refuses {refused} by
-name. vLLM itself does not run {unrunnable} of the small models on a CPU, for the reasons in the table.
+Of {types} types and architectures, {equal} are equal and {wrong} are wrong. Baton refuses {refused}
+by name. vLLM itself does not run {unrunnable} of the small models on a CPU, for the reasons in the table.
 For {untried} no small model was made, and {broken} ended without an answer.
 
 * *vLLM's definition* and *transformers' definition* say whose code vLLM computes the model with.

@@ -83,7 +83,6 @@ RELATIVES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     ),
     "OrionForCausalLM": ("stablelm", {"use_qkv_bias": False, "rms_norm_eps": 1e-5}),
     "PanguEmbeddedForCausalLM": ("llama", {"attention_bias": True}),
-    "PhiMoEForCausalLM": ("phimoe", EMPTY),
     "Rnj1ForCausalLM": ("gemma3_text", EMPTY),
     "SolarForCausalLM": (
         "llama",
