@@ -163,6 +163,7 @@ def start_worker(
                 specs = worker.get_kv_cache_spec()
                 if not on_cpu:  # compiles, and makes the buffers that must not grow once graphs are recorded
                     worker.determine_available_memory()
+                    torch.cuda.empty_cache()  # what torch caches counts as taken
         except (ValueError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
             raise StartupError(f"vLLM refuses the model {facts.name}: {describe_error(error)}") from error
     model = ModelWorker(config, worker, read_specs(facts.name, specs))
