@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from baton.grammars.grammar_state import GrammarState
 
 PROFILE_LINES: Final = 16
-GRAPHED_ROWS: Final = 64
-"""Default of --cuda-graphs."""
 STEPS_MAX: Final = 64
 """Most steps of one answer. Later measurements repeat the last step."""
 ANY_JSON: Final = "json"
@@ -60,9 +58,7 @@ def step(
         Quantize,
         typer.Option(help="Weights as codes (--quantize); a prompt's, as the numbers they stand for."),
     ] = Quantize.NONE,
-    graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps (--cuda-graphs).")] = True,
     compiled: Annotated[bool, typer.Option(help="On a CPU, one call a step (--compiled-steps).")] = True,
-    flash: Annotated[bool, typer.Option(help="On a GPU, by its kernels (--flash-attention).")] = True,
     batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
@@ -84,7 +80,6 @@ def step(
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
     """One model step, beside reading its bytes (decode) or its matrix products (prefill)."""
-    from baton.engine.execution.cuda_graphs import GraphRunner
     from baton.engine.execution.execution_kind import ExecutionKind
     from baton.engine.loading.engine_loading import load_engine
     from baton.engine.quantization.weight_quantization import weight_quantization
@@ -100,12 +95,8 @@ def step(
         device=device,
         kv_cache_memory=kv_cache_memory,
         threads=threads,
-        cuda_graphs=GRAPHED_ROWS if phase is StepPhase.DECODE and graphs else 0,
         compiled=compiled,
-        flash_attention=flash,
     )
-    if isinstance(engine.runner, GraphRunner):
-        engine.warm_up()
     if drafts and phase is not StepPhase.DECODE:
         raise StartupError("--drafts: a prompt is known; take --phase decode")
     held = _grammar(grammar, phase)
@@ -118,8 +109,6 @@ def step(
         "quantize": quantize.value,
         "device": engine.cache.device,
         "compiled": engine.execution.kind is ExecutionKind.COMPILED,
-        "flash_attention": engine.kernel is not None,
-        "graphs": len(engine.runner.recorded) if isinstance(engine.runner, GraphRunner) else 0,
     }
     works: dict[str, Callable[[], object]] = {"step": _stepping(engine, phase, rows)}
     if held is not None:

@@ -14,13 +14,14 @@ RANKS: Final = "give --tp (of baton serve --prefill-tp and --decode-tp)"
 STAGES: Final = "give --pp to prefill (of baton serve --prefill-pp)"
 SIDES: Final = "run baton prefill and baton decode, or baton serve for both"
 PRIORITY: Final = "leave it out: waiting requests are served by priority, low values first"
+GRAPHS: Final = "leave it out: --engine vllm records graphs, on GPUs alone"
 MACHINES: Final = "give --machines, --machine and --rendezvous"
 
 INSTEAD: Final[Mapping[str, str]] = {
     "--api-key": "give --api-key-file, or BATON_API_KEYS",
     "--block-size": "give --page-tokens",
     "--chunked-prefill-size": "give --chunk-tokens",
-    "--disable-cuda-graph": "give --cuda-graphs 0, which is the default",
+    "--disable-cuda-graph": GRAPHS,
     "--disable-radix-cache": "give --prefix-cache false",
     "--disaggregation-bootstrap-port": "give --advertise and --grpc-port to each worker",
     "--disaggregation-ib-device": "set UCX_NET_DEVICES",
@@ -31,7 +32,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--enable-metrics": "leave it out: metrics are always served",
     "--enable-priority-scheduling": PRIORITY,
     "--enable-trace": "give --otlp-endpoint",
-    "--enforce-eager": "give --cuda-graphs 0, which is the default",
+    "--enforce-eager": GRAPHS,
     "--gpu-memory-utilization": MEMORY,
     "--kv-cache-memory-bytes": MEMORY,
     "--kv-transfer-config": SIDES,

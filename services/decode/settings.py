@@ -84,12 +84,6 @@ class DecodeSettings(WorkerSettings):
     draft_memory: int = setting(
         2**28, "KV pages of the draft model, beside --kv-cache-memory, on the rank that draws.", SIZE
     )
-    cuda_graphs: int = setting(
-        0,
-        "On a GPU, capture decode steps of up to so many sequences as CUDA graphs at the start, to replay"
-        " them (0: none; not run on a GPU yet).",
-        number(0, 1024),
-    )
     local_gap_ms: int = setting(
         20,
         "Compute a room's prompt here where that is sooner than prefill's: in parts, each of which holds up"
@@ -137,7 +131,3 @@ class DecodeSettings(WorkerSettings):
                 f"--quantize {self.quantize}: codes are multiplied by compiled steps alone: leave out"
                 " --compiled-steps false"
             )
-
-    @property
-    def replayed_rows(self) -> int:
-        return min(self.cuda_graphs, self.max_running)

@@ -75,9 +75,7 @@ def start_engine(
             tokens_min=CANARY_TOKENS,
             threads=threads,
             scores_prompts=settings.scores_prompts,
-            cuda_graphs=settings.replayed_rows,
             compiled=settings.compiled_steps,
-            flash_attention=settings.flash_attention,
             topology=topology,
             rank=rank,
             rank_group=rank_group,
@@ -114,9 +112,7 @@ def start_draft_model(
             page_tokens=settings.page_tokens,
             kv_cache_memory=files.kv_memory,
             threads=threads,
-            cuda_graphs=settings.replayed_rows,
             compiled=settings.compiled_steps,
-            flash_attention=settings.flash_attention,
         )
         beside.cache.populate()
         beside.warm_up()

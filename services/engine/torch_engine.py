@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from baton.engine.execution.execution import Execution
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine_interface import EngineFacts, Row
@@ -38,14 +37,13 @@ class TorchEngine(StepEngine):
         rank_group: Collectives,
         execution: Execution,
         runner: Runner,
-        kernel: PagedKernel | None = None,
         flush: Callable[[], None] | None = None,
         grammars: GrammarCache | None = None,
     ) -> None:
         """Build the engine from its loaded parts.
 
-        `execution`: owns the weights. `runner`: its runner over `cache`. `kernel`: attends to pages in place,
-        if there is one. The other arguments are those of `StepEngine`.
+        `execution`: owns the weights. `runner`: its runner over `cache`. The other arguments are those of
+        `StepEngine`.
         """
         super().__init__(
             whole,
@@ -60,7 +58,6 @@ class TorchEngine(StepEngine):
         )
         self.model = model
         self.execution = execution
-        self.kernel = kernel
 
     def prepare(self, rows: abc.Sequence[Row]) -> None:
         for row in rows:

@@ -19,12 +19,6 @@ class Runner(Protocol):
         None.
         """
 
-    def record(self) -> None:
-        """Record steps that are replayed later, such as CUDA graphs, if this runner does so.
-
-        Called before any page is in use.
-        """
-
     def release(self, sequence: Sequence) -> None:
         """Forget what is stored for a sequence that has ended. Another thread may be computing a step
         meanwhile."""

@@ -242,8 +242,8 @@ class StepEngine:
     def warm_up(self) -> None:
         """Run a prompt and one more token as test steps, so that everything is loaded and allocated.
 
-        It uses the first pages, before any is in use, and records steps that are replayed later. Raises
-        StartupError for a model whose logits are not finite.
+        It uses the first pages, before any is in use. Raises StartupError for a model whose logits are not
+        finite.
         """
         capacity = min(self.cache.tokens, self.context_length)
         prompt = min(WARM_UP_TOKENS, capacity)
@@ -256,7 +256,6 @@ class StepEngine:
             sequence.output.append(0)
             self.step([Row(sequence, prompt, prompt + 1, (pages,), sample=True)])
         self.release(sequence)
-        self.runner.record()
 
     def prepare(self, rows: abc.Sequence[Row]) -> None:
         """Prepare the pages of `rows` before the runner computes. Does nothing here. Engines override it if

@@ -99,12 +99,6 @@ class WorkerSettings(ServiceSettings):
         " a C compiler.",
         SWITCH,
     )
-    flash_attention: bool = setting(
-        True,
-        "On a GPU of Hopper's or Blackwell's kind, look at KV pages where they lie, by FlashAttention's"
-        " kernels if they are installed.",
-        SWITCH,
-    )
     kv_cache_memory: int = setting(
         2**30,
         "Memory for KV pages, of each rank; never exceeded. The default is small: give a GPU most of what the"
@@ -205,12 +199,6 @@ class WorkerSettings(ServiceSettings):
     def scores_prompts(self) -> bool:
         """Whether a step may compute log-probabilities of a prompt's tokens."""
         return False
-
-    @property
-    def replayed_rows(self) -> int:
-        """Number of rows of the largest step that is recorded at the start (CUDA graph) and replayed; 0 if
-        there is none."""
-        return 0
 
     @property
     def topology(self) -> Topology:

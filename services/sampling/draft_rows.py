@@ -2,7 +2,7 @@
 
 Each draft is computed as a row of one token, of the sequence as if the drafts before it were its output. All
 rows of a step write their keys and values before any attends, so each row sees those before it. A draft costs
-as much as a row of a larger batch, by the same calls, replays and kernels. If the result of a row does not
+as much as a row of a larger batch, by the same calls and kernels. If the result of a row does not
 depend on the other rows, tokens behind drafts are those of single steps, to the last bit.
 
 Tokens are sampled position by position, behind accepted drafts only. So penalties, the seed's position and

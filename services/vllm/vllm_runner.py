@@ -41,9 +41,6 @@ class VllmRunner:
         computed = [part for part in parts if part is not None]
         return torch.cat(computed) if computed else None
 
-    def record(self) -> None:
-        """Do nothing: vLLM records its graphs when it is loaded."""
-
     def release(self, sequence: TokenSequence) -> None:
         """Forget a sequence that has ended. From any thread."""
         self.requests.release(sequence)

@@ -25,7 +25,7 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
     assert told["ratio_of"] == ["step", limit]
     assert told["ratio"] > 0
     assert told["ratio_of_least"] > 0
-    assert (told["device"], told["graphs"]) == ("cpu", 0)
+    assert told["device"] == "cpu"
     assert set(told["median_ms"]) == set(told["least_ms"]) >= {"step", limit}
     if phase == "decode":
         shape, number_bytes = tiny_models.SHAPE, DTYPE_BYTES[told["dtype"]]
@@ -73,11 +73,9 @@ def test_weights_are_codes_where_that_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_a_step_is_measured_on_a_gpu(tmp_path: Path, phase: str) -> None:
-    """Decode is measured by replayed steps, as a worker runs it."""
     told = step(
         tiny_models.saved("llama-gqa-untied", tmp_path), "--phase", phase, "--device", "cuda", "--profile"
     )
     assert told["device"] == "cuda:0"
-    assert (told["graphs"] > 0) is (phase == "decode")
     assert told["ratio"] > 0
     assert sum(told["profile_ms"].values()) > 0

@@ -6,16 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.execution.agreement import TOLERANCES, relative_difference
-from baton.engine.execution.cuda_graphs import CudaGraphRecorder
-from baton.engine.loading.engine_loading import load_engine
-from baton.engine.torch_engine import TorchEngine
-from baton.engine_interface import PageSum, PageSumRequest, Row
+from baton.engine_interface import PageSum, PageSumRequest
 from baton.inference.remote_writes import flush_for
 from baton.rooms.request import Sampling
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
-from tests.engine.executions import batched_runner, graph_runner
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.inference.engine_worker import ShuffledWorker, hand_over, memory_of
 from tests.oracle import reference_greedy
@@ -72,116 +67,7 @@ def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEng
     assert sums[0].total == sums[1].total
 
 
-def replaying(directory: Path, dtype: str = "float32", rows_max: int = 6) -> TorchEngine:
-    """Return an engine after its warm-up, with every shape captured and verified."""
-    engine = load_engine(
-        directory, dtype=dtype, device="cuda", kv_cache_memory=4 * 2**20, cuda_graphs=rows_max
-    )
-    engine.warm_up()
-    assert graph_runner(engine).recorded == frozenset(graph_runner(engine).shapes)
-    return engine
-
-
-@pytest.mark.parametrize("architecture", ["llama-gqa-untied", "qwen3-query-key-norm", "qwen2-biased"])
-def test_replayed_steps_give_the_references_tokens_while_rows_come_and_go(
-    tiny_dir: Callable[[str], Path], architecture: str
-) -> None:
-    engine = replaying(tiny_dir(architecture))
-    worker = ShuffledWorker(engine)
-    prompts = random_prompts((1, 40, 5, 130, 23))
-    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
-    for joined in range(1, len(tenants) + 1):
-        worker.step(tenants[joined - 1 : joined], chunk=200)
-        worker.step(tenants[:joined][::-1], chunk=1)
-    outputs = worker.run(tenants, chunk=1)
-    assert outputs == reference_greedy(tiny_dir(architecture), prompts, OUTPUT_TOKENS)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str], Path], dtype: str) -> None:
-    """Five rows are padded to six, in shuffled pages. The same step runs by replay and by separate calls."""
-    engine = replaying(tiny_dir("llama-gqa-untied"), dtype)
-    worker = ShuffledWorker(engine)
-    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
-    worker.step(tenants, chunk=200)
-    rows = []
-    for tenant in tenants:
-        worker.grow(tenant, tenant.computed + 1)
-        rows.append(Row(tenant.sequence, tenant.computed, tenant.computed + 1, (tenant.pages,), sample=True))
-        engine.clear_tail(rows[-1])
-    with torch.inference_mode():
-        replayed = graph_runner(engine).replay(rows)
-        called = batched_runner(engine).logits(rows)
-    assert replayed is not None
-    assert called is not None
-    assert relative_difference(replayed.float(), called.float()) < TOLERANCES[dtype]
-
-
-def test_what_is_captured_is_done_again_with_what_its_tensors_hold_by_then() -> None:
-    device = torch.device("cuda", 0)
-    number, doubled = torch.zeros(1, device=device), torch.zeros(1, device=device)
-    replay = CudaGraphRecorder(device).record(lambda: doubled.copy_(number))
-    for expected in (3.0, 5.0):
-        number.fill_(expected)
-        replay()
-        assert doubled.item() == expected
-
-
-def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_computing_goes_on() -> None:
-    """The capture fails since it waits for the GPU, which no capture allows."""
-    device = torch.device("cuda", 0)
-    number = torch.zeros(1, device=device)
-    before = torch.cuda.current_stream(device)
-    with pytest.raises(RuntimeError):
-        CudaGraphRecorder(device).record(lambda: number.fill_(number.item()))
-    assert torch.cuda.current_stream(device) == before
-    assert number.add_(1).item() == 1
-
-
 def test_writes_of_others_are_flushed_or_need_not_be() -> None:
     flush = flush_for(torch.device("cuda", 0))
     if flush is not None:
         flush()
-
-
-@pytest.fixture
-def in_pages(tiny_dir: Callable[[str], Path]) -> TorchEngine:
-    """Return an engine that attends to pages in place and replays decode steps, after its warm-up."""
-    kernels = {9: "flash_attn_interface", 10: "flash_attn.cute"}
-    major, _ = torch.cuda.get_device_capability()
-    pytest.importorskip(kernels.get(major, "a GPU of another kind"), reason="no FlashAttention for this GPU")
-    engine = load_engine(
-        tiny_dir("llama-gqa-untied"),
-        dtype="bfloat16",
-        device="cuda",
-        kv_cache_memory=4 * 2**20,
-        cuda_graphs=6,
-        flash_attention=True,
-    )
-    engine.warm_up()
-    assert engine.kernel is not None
-    assert graph_runner(engine).recorded == frozenset(graph_runner(engine).shapes)
-    return engine
-
-
-def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages: TorchEngine) -> None:
-    """Both paths compute the same rows: whole prompts, chunks of them, single tokens, and replayed tokens."""
-    worker = ShuffledWorker(in_pages)
-    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
-    worker.step(tenants[1:4], chunk=30)
-    for spans in ((0, 1, 2, 3, 4), (1, 3, 4), (0, 1, 2, 3, 4)):
-        rows = []
-        for tenant in (tenants[place] for place in spans):
-            stop = min(tenant.computed + 40, tenant.sequence.length)
-            worker.grow(tenant, stop)
-            rows.append(Row(tenant.sequence, tenant.computed, stop, (tenant.pages,), sample=True))
-            in_pages.clear_tail(rows[-1])
-        with torch.inference_mode():
-            logits = [batched_runner(in_pages, each).logits(rows) for each in (None, in_pages.kernel)]
-        fetched, looked = logits
-        assert fetched is not None
-        assert looked is not None
-        assert relative_difference(looked.float(), fetched.float()) < TOLERANCES["bfloat16"]
-        worker.step([tenants[place] for place in spans], chunk=40)
-    assert all(tenant.sequence.output for tenant in tenants)
-    assert worker.run(tenants, chunk=40)

@@ -28,32 +28,23 @@ from baton.sampling.draft_rows import split_drafts
 from tests.engine.conftest import MakeEngine
 from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
 from tests.engine.execution.test_row_by_row import bloom
-from tests.engine.executions import embedding_of, replaying
+from tests.engine.executions import embedding_of
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.tiny_models import SHAPE, save
 from tests.grammars.answers import NAMED, matcher_of
 from tests.inference.engine_worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledWorker, Tenant
 from tests.sampling.test_grammar_masks import DIGITS, OBJECT, VOCABULARY, WARM, admitted
-from tests.support.calling import Calling
 
 LENGTHS: Final = (1, 15, 30, 47)
 TOKENS: Final = 40
 WINDOWED: Final = "three queries a head"
 
 
-def replayed(directory: Path) -> TorchEngine:
-    plain = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
-    engine, _ = replaying(plain, Calling(), 16)
-    engine.warm_up()
-    return engine
-
-
-@pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row", "replayed"])
+@pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row"])
 def engine(
     request: pytest.FixtureRequest,
     tiny_engine: MakeEngine,
-    tiny_dir: Callable[[str], Path],
     directory: Directory,
     tmp_path: Path,
 ) -> TorchEngine:
@@ -64,7 +55,6 @@ def engine(
         "row by row": lambda: load_engine(
             bloom(tmp_path / "bloom"), dtype="float32", device="cpu", kv_cache_memory=2**23, threads=1
         ),
-        "replayed": lambda: replayed(tiny_dir("llama-gqa-untied")),
     }
     return ways[request.param]()
 
@@ -98,7 +88,7 @@ def test_drawn_is_drawn_the_tokens_with_drafts_are_those_without(engine: TorchEn
 
 
 @needs_kernel
-@pytest.mark.parametrize("engine", ["calls", "calls, a window", "compiled", "replayed"], indirect=True)
+@pytest.mark.parametrize("engine", ["calls", "calls, a window", "compiled"], indirect=True)
 def test_not_taken_never_read_drafts_whose_keys_are_no_numbers_change_nothing(engine: TorchEngine) -> None:
     """One token's embedding is NaN. As a draft it lies behind the known tokens, in the same page or the next,
     and is not taken."""
@@ -124,19 +114,6 @@ def test_not_taken_never_read_drafts_whose_keys_are_no_numbers_change_nothing(en
         with torch.inference_mode():
             embedding[unknown] = kept
     assert tenant.sequence.output == expected
-
-
-def test_a_step_of_rows_with_drafts_is_replayed_as_that_of_a_larger_batch(
-    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = replayed(tiny_dir("llama-gqa-untied"))
-    (prompt,) = random_prompts((20,))
-    worker = ShuffledWorker(engine)
-    tenant = worker.admit(prompt, TOKENS)
-    worker.step([tenant], 100)
-    monkeypatch.setattr("baton.engine.execution.cuda_graphs.make_plan", None)
-    while not tenant.done:
-        worker.guess([tenant], 100, lambda _: [1, 2, 3])
 
 
 def test_a_sum_of_pages_goes_over_what_was_taken(tiny_engine: MakeEngine) -> None:

@@ -23,8 +23,7 @@ PACKAGES: Final = (
     "nixl",
     "grpcio",
     "numpy",
-    "flash-attn-4",
-    "flash-attn-3",
+    "vllm",
     "triton",
 )
 WORDS: Final = ("UCX_", "NIXL_", "PYTORCH_", "CUDA_", "NVIDIA_", "NCCL_")
@@ -59,7 +58,6 @@ def run(kit: Kit) -> None:
         note("NIXL is built for the CUDA that torch has", _check_cuda)
         note("the libraries that UCX needs for a GPU's memory are found", _check_libraries)
         note("no variable takes the ways between GPUs from UCX", _check_environment)
-        note("FlashAttention can look at pages where they lie", lambda _: _check_kernel(kit))
     note("this device's memory can be registered", lambda found: _check_registration(kit, found), 20)
     note("workers that are forked can compute here", lambda found: _check_forks(kit, found), 30)
 
@@ -190,20 +188,6 @@ def _check_environment(found: Finding) -> None:
         )
     found.detail = f"UCX_TLS={tls}"
     assert not wrong, "; ".join(wrong)
-
-
-def _check_kernel(kit: Kit) -> None:
-    """Raises CannotRun: then keys and values are fetched from their pages."""
-    import torch
-
-    from baton.engine.execution.flash_kernels import FETCHED, KERNELS, find_kernel, missing
-
-    device = torch.device(kit.device)
-    why = missing(device, "bfloat16")
-    if not why and find_kernel(device, "bfloat16") is None:
-        why = f"{KERNELS[torch.cuda.get_device_capability(device)[0]]} is not installed"
-    if why:
-        raise CannotRun(f"{why}: {FETCHED}")
 
 
 def _check_registration(kit: Kit, found: Finding) -> None:

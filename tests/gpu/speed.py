@@ -39,7 +39,6 @@ def run(kit: Kit) -> None:
         "a decode step, one sequence": ("--phase", "decode", "--batch", "1"),
         "a prompt of 2,048 tokens": ("--phase", "prefill", "--context", "2048"),
         "a decode step, 32 sequences": ("--phase", "decode", "--batch", "32"),
-        "a decode step, one sequence, no graphs": ("--phase", "decode", "--batch", "1", "--no-graphs"),
     }
     if not kit.on_gpu:
         cases = {
@@ -53,7 +52,7 @@ def run(kit: Kit) -> None:
             25 if kit.on_gpu else 5,
         )
         if index == 1:
-            engine = "--engine torch" + (" --cuda-graphs 8" if kit.on_gpu else " --compiled-steps false")
+            engine = "--engine torch --compiled-steps false"
             note(f"a hand-over, {named(shape)}", partial(hand_over, kit, model, engine, MOST_S), 40)
 
 
@@ -94,17 +93,14 @@ def _step(kit: Kit, model: Path, flags: tuple[str, ...], found: Finding) -> None
     found.figures = told
     if told["phase"] == "decode":
         rate = told["read_bytes"] / medians["read"] / 1e6
-        found.detail = (
-            f"{medians['step']} ms, {told['ratio']} times the reading ({rate:.0f} GB/s); "
-            f"{told['graphs']} graphs, FlashAttention: {told['flash_attention']}"
-        )
+        found.detail = f"{medians['step']} ms, {told['ratio']} times the reading ({rate:.0f} GB/s)"
     else:
         rate = told["large_product_gflop"] / medians["large_product"]
         share = told["gflop"] / medians["step"] / rate
         found.figures["share_of_large_product"] = round(share, 3)
         found.detail = (
             f"{medians['step']} ms, {told['ratio']} times its products, {100 * share:.0f} % of "
-            f"{rate:.1f} TFLOP/s; FlashAttention: {told['flash_attention']}"
+            f"{rate:.1f} TFLOP/s"
         )
 
 

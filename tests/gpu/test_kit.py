@@ -3,19 +3,18 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from baton.engine.execution.attention_span import LayerAttention
-from baton.engine.execution.paged_rows import PagedRows
-from tests.engine.execution.paged_twin import twin
 from tests.gpu import __main__ as kit
 from tests.gpu import engine
 from tests.gpu.findings import CannotRun, Finding, Findings, FindingVerdict, read
 from tests.gpu.kit import Kit
 from tests.gpu.report import Report
+from tests.inference.engine_worker import ShuffledWorker, Tenant
 
 BUDGET_S = 240
 
@@ -42,23 +41,18 @@ def test_all_of_it_runs_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert all(each["what"] in table for each in told["findings"][1:])
 
 
-def test_a_kernel_that_answers_otherwise_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rows: PagedRows,
-        attention: LayerAttention,
-    ) -> torch.Tensor:
-        return twin(query, keys, values, rows, attention) * 1.5
+def test_a_token_that_differs_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Off(ShuffledWorker):
+        def run(self, tenants: Sequence[Tenant], chunk: int) -> list[list[int]]:
+            return [[*output[:-1], (output[-1] + 1) % 100] for output in super().run(tenants, chunk)]
 
-    monkeypatch.setattr(engine, "twin", off)
+    monkeypatch.setattr(engine, "ShuffledWorker", Off)
     monkeypatch.setattr(engine, "MODELS_ON_CPU", 1)
     file = tmp_path / "found"
     engine.run(Kit("cpu", tmp_path, Findings("engine", file, float("inf"))))
     found, _ = read(file)
     assert [each.verdict for each in found] == [FindingVerdict.WRONG, FindingVerdict.WRONG]
-    assert all("by kernel" in each.detail and "by calls" not in each.detail for each in found)
+    assert "8 of 8 outputs, the first prompt of 1, at 15" in found[0].detail
 
 
 def test_what_cannot_run_says_why_and_the_next_one_goes_on(tmp_path: Path) -> None:

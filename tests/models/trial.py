@@ -13,7 +13,6 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.model_loading import load_model
@@ -116,13 +115,11 @@ def differences(
     return compare(engine, beside(engine), asked, expected)
 
 
-def beside(engine: TorchEngine, kernel: PagedKernel | None = None) -> TorchEngine:
+def beside(engine: TorchEngine) -> TorchEngine:
     """Return an engine of the same model over other pages, which stores no state for the next step."""
     pages = PagedKvCache(engine.cache.group, engine.cache.pages, engine.model.device)
     execution = engine.execution
-    return TorchEngine(
-        engine.model, engine.whole, pages, alone(), execution, execution.runner(pages, kernel), kernel
-    )
+    return TorchEngine(engine.model, engine.whole, pages, alone(), execution, execution.runner(pages))
 
 
 def generated(directory: Path, attention: str = EAGER) -> list[Answer]:

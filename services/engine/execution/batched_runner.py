@@ -8,8 +8,7 @@ import torch
 
 from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.execution.paged_attention import PagedAttention
-from baton.engine.execution.paged_rows import PagedKernel
-from baton.engine.execution.step_plan import AttentionMetadata, make_plan
+from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
 from baton.inference.runner import StatelessRunner
@@ -27,34 +26,17 @@ Takes (tokens [1, T], positions [1, T], indices [N] of the tokens whose logits a
 class BatchedRunner(StatelessRunner):
     """Runner that computes all rows of a step together as one batch, with calls of PyTorch."""
 
-    def __init__(
-        self,
-        model: BatchedModel,
-        cache: PagedKvCache,
-        spans: Mapping[int, AttentionSpan],
-        kernel: PagedKernel | None = None,
-    ) -> None:
+    def __init__(self, model: BatchedModel, cache: PagedKvCache, spans: Mapping[int, AttentionSpan]) -> None:
         """Build a runner of `model` over the pages of `cache`.
 
-        `spans`: attention spans by layer id. Layers not in it attend to all earlier tokens. `kernel`: attends
-        to pages in place, if there is one.
+        `spans`: attention spans by layer id. Layers not in it attend to all earlier tokens.
         """
         self.cache = cache
-        self.kernel = kernel
         self._model = model
         self._spans = spans
         self._device = cache.tensor.device
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        return self.compute(make_plan(split_drafts(rows), self.cache, self._device, self.kernel))
-
-    def compute(self, plan: AttentionMetadata) -> torch.Tensor | None:
-        """Return the logits [N, vocabulary] of the batch's tokens at the indices `plan.keep`.
-
-        Returns None on a rank without logits.
-        """
+        plan = make_plan(split_drafts(rows), self.cache, self._device)
         attention = PagedAttention(plan, self.cache, self._spans)
         return self._model(plan.tokens, plan.positions, plan.keep, attention)
-
-    def record(self) -> None:
-        """Do nothing, since this runner records no steps."""

@@ -22,7 +22,6 @@ from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.linear_layers import join_weights
 from baton.engine.execution.model_structure import LayerStructure, ModelStructure, Norm
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_compiler import Kernel
 from baton.engine.execution.step_plan import integers
 from baton.engine.execution.weight_memory import WeightMemory
@@ -271,8 +270,7 @@ class CompiledExecution:
     def weight_bytes(self) -> int:
         return self.model.weight_bytes
 
-    def runner(self, cache: PagedKvCache, kernel: PagedKernel | None = None) -> "CompiledRunner":
-        del kernel  # for GPUs
+    def runner(self, cache: PagedKvCache) -> "CompiledRunner":
         return self.runner_with(cache, self._spans)
 
     def runner_with(self, cache: PagedKvCache, spans: abc.Mapping[int, AttentionSpan]) -> "CompiledRunner":
@@ -308,9 +306,6 @@ class CompiledRunner(StatelessRunner):
         )
         """Number of columns and dtype of each buffer for intermediate results. A buffer has one row per token
         of the step."""
-
-    def record(self) -> None:
-        """Record nothing, since a compiled step is a single call already."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
         """Return the logits of a step as `Runner.logits` does, in float32."""

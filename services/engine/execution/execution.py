@@ -7,7 +7,6 @@ process serves both prefill and decode.
 from typing import Protocol
 
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.inference.runner import Runner
 
@@ -22,8 +21,5 @@ class Execution(Protocol):
     def weight_bytes(self) -> int:
         """Bytes of weights that every step reads, whatever its rows are."""
 
-    def runner(self, cache: PagedKvCache, kernel: PagedKernel | None = None) -> Runner:
-        """Return a runner that computes steps over `cache`.
-
-        `kernel`: on a GPU, attends to keys and values in their pages, if there is one.
-        """
+    def runner(self, cache: PagedKvCache) -> Runner:
+        """Return a runner that computes steps over `cache`."""

@@ -21,7 +21,6 @@ from baton.engine.execution.attention_span import (
     LayerAttention,
     attention_options,
 )
-from baton.engine.execution.paged_rows import PagedRows
 from baton.engine.execution.step_plan import AttentionMetadata, ContinuedRow, DecodeGroup, FirstRow
 from baton.engine.kv_cache import PagedKvCache
 
@@ -143,16 +142,12 @@ class PagedAttention:
         return out
 
     def _attend_group(
-        self, layer: int, group: DecodeGroup | PagedRows, query: torch.Tensor, attention: LayerAttention
+        self, layer: int, group: DecodeGroup, query: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
         """Return the attention results of the rows of `group`, which are computed together.
 
-        A kernel that reads pages computes them, or else one batched product, for rows of one token. In the
-        product, query heads that share a KV head are rows of one matrix.
+        Query heads that share a KV head are rows of one matrix in one batched product.
         """
-        if isinstance(group, PagedRows):
-            keys, values = self._cache.keys_and_values(layer)
-            return group.attend(query, keys, values, attention)
         self._cache.read(layer, group.pages, group.buffer)
         scores = torch.bmm(group.fold(query), group.keys.transpose(1, 2))
         mask = group.masks.of(attention.span)

@@ -15,7 +15,6 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
 from baton.inference.runner import StatelessRunner
@@ -105,8 +104,7 @@ class RowByRowExecution:
         self._definition = definition
         self._vocab_size = vocab_size
 
-    def runner(self, cache: PagedKvCache, kernel: PagedKernel | None = None) -> "RowByRowRunner":
-        del kernel  # the definition's own attention is used
+    def runner(self, cache: PagedKvCache) -> "RowByRowRunner":
         return RowByRowRunner(self._definition, self._vocab_size, cache)
 
 
@@ -118,9 +116,6 @@ class RowByRowRunner(StatelessRunner):
         self._definition = definition
         self._vocab_size = vocab_size
         self._cache = cache
-
-    def record(self) -> None:
-        """Do nothing, since this runner records no steps."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
         """Return the logits of a step as `Runner.logits` does. Draft tokens are computed together with their

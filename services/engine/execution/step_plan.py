@@ -1,8 +1,7 @@
 """Layout of a step: its rows as one flat batch, and the index tensors that all layers use.
 
 Rows of a single token come first, in groups of similar length that are computed together. Longer rows follow
-one by one. With a kernel that reads pages in place there are two groups of any lengths: the rows of a single
-token, and the longer rows. All index tensors of a step are made here once, in one copy to the device.
+one by one. All index tensors of a step are made here once, in one copy to the device.
 """
 
 from array import array
@@ -14,7 +13,6 @@ from typing import Final, NamedTuple
 import torch
 
 from baton.engine.execution.attention_span import AttentionSpan
-from baton.engine.execution.paged_rows import PagedKernel, PagedRows, pack, page_table, unpack
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
 
@@ -121,8 +119,8 @@ class AttentionMetadata:
     write: torch.Tensor
     """Indices of the rows of the KV cache to which the step's keys and values are written: [T * planes * kv
     heads], token by token, keys first. Argument of the cache's `write`."""
-    groups: tuple[DecodeGroup | PagedRows, ...]
-    only_group: DecodeGroup | PagedRows | None
+    groups: tuple[DecodeGroup, ...]
+    only_group: DecodeGroup | None
     """The only group of rows, if one group contains all rows of the step, else None."""
     continued: tuple[ContinuedRow, ...]
     firsts: tuple[FirstRow, ...]
@@ -131,13 +129,8 @@ class AttentionMetadata:
     positions."""
 
 
-def make_plan(
-    rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, kernel: PagedKernel | None = None
-) -> AttentionMetadata:
-    """Lay out the checked `rows` of a step as one flat batch.
-
-    `kernel`: if given, it reads the pages of all rows in place.
-    """
+def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device) -> AttentionMetadata:
+    """Lay out the checked `rows` of a step as one flat batch."""
     size = cache.group.page_tokens
     single = sorted((row for row in rows if row.stop - row.start == 1), key=lambda row: -row.stop)
     longer = sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
@@ -153,21 +146,16 @@ def make_plan(
     offsets = {id(row): begin - row.start for row, begin in zip(laid, begins, strict=False)}
     keep = [offsets[id(row)] + each for row in rows for each in row.wanted]
 
-    if kernel is not None:
-        reads = _kernel_reads(laid, len(single), size)
-    else:
-        reads = _reads(laid, len(single), lengths, size)
+    reads = _reads(laid, len(single), lengths, size)
     packed = integers([*tokens, *positions, *pages_of_tokens, *keep, *chain(*(each.table for each in reads))])
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(each.table) for each in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 
-    groups: list[DecodeGroup | PagedRows] = []
+    groups: list[DecodeGroup] = []
     continued: list[ContinuedRow] = []
     for read, table in zip(reads, tables, strict=True):
         begin, end = begins[read.first], begins[read.end]
-        if kernel is not None:
-            groups.append(unpack(table, laid[read.first : read.end], begin, end, kernel))
-        elif read.end <= len(single):
+        if read.end <= len(single):
             groups.append(_decode_group(begin, end, table, where, cache))
         else:
             continued.append(_continued_row(begin, end, table, laid[read.first].stop, where, cache))
@@ -178,7 +166,7 @@ def make_plan(
             _masks(begins[each], begins[each + 1], laid[each].stop, where, cache),
         )
         for each in range(len(single), len(laid))
-        if laid[each].start == 0 and kernel is None
+        if laid[each].start == 0
     ]
     return AttentionMetadata(
         tokens=ids[None],
@@ -189,44 +177,6 @@ def make_plan(
         continued=tuple(continued),
         firsts=tuple(firsts),
         keep=wanted,
-    )
-
-
-def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
-    """Return the input of `plan_of_singles` as one list of integers.
-
-    `rows`: rows of one token each. `pages`: size of each row's page table.
-    """
-    tokens = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
-    written = (row.pages[row.start // page_tokens] for row in rows)
-    return [*tokens, *(row.start for row in rows), *written, *page_table(rows, pages, page_tokens)]
-
-
-def plan_of_singles(
-    packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: PagedKernel | None = None
-) -> AttentionMetadata:
-    """Lay out a number of `rows` of one token each as one group, in their order, with all logits wanted.
-
-    `packed`: result of `pack_singles`, on the device. It makes the same calls whatever the numbers are, so
-    that a CUDA graph can capture it.
-    """
-    ids, where, pages, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
-    group: DecodeGroup | PagedRows
-    if kernel is None:
-        group = _decode_group(0, rows, table, where, cache)
-    else:
-        begins = torch.arange(rows + 1, dtype=torch.int32, device=packed.device)
-        stops, tables = (where + 1).int(), table.view(rows, -1).int()
-        group = PagedRows(0, rows, begins, stops, tables, longest=1, kernel=kernel)
-    return AttentionMetadata(
-        tokens=ids[None],
-        positions=where[None],
-        write=_write_rows(pages, where, cache),
-        groups=(group,),
-        only_group=group,
-        continued=(),
-        firsts=(),
-        keep=torch.arange(rows, device=packed.device),
     )
 
 
@@ -270,7 +220,7 @@ class _Read(NamedTuple):
 
 
 def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
-    """Return the copies of pages that attention reads in a step, if no kernel reads pages in place.
+    """Return the copies of pages that attention reads in a step.
 
     `laid`: the step's rows in the order of the batch. The first `single_count` have one token each.
     `lengths`: pages of each row.
@@ -278,20 +228,28 @@ def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size:
     reads: list[_Read] = []
     first = 0
     for end in groups_of_similar_length(lengths[:single_count]):
-        reads.append(_Read(first, end, page_table(laid[first:end], lengths[first], size)))
+        reads.append(_Read(first, end, _page_table(laid[first:end], lengths[first], size)))
         first = end
     reads.extend(
-        _Read(index, index + 1, page_table([laid[index]], lengths[index], size))
+        _Read(index, index + 1, _page_table([laid[index]], lengths[index], size))
         for index in range(single_count, len(laid))
         if laid[index].start > 0
     )
     return reads
 
 
-def _kernel_reads(laid: abc.Sequence[Row], single_count: int, size: int) -> list[_Read]:
-    """Return the two reads of pages in a step with a kernel: the rows of one token, and the longer rows."""
-    bounds = [each for each in ((0, single_count), (single_count, len(laid))) if each[0] < each[1]]
-    return [_Read(*each, pack(laid[slice(*each)], size)) for each in bounds]
+def _page_table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
+    """Return the rows' page tables, one after the other, with `pages` entries each.
+
+    A shorter table is filled up with its own first page. The contents of that page are finite numbers, and a
+    mask hides them.
+    """
+    table: list[int] = []
+    for row in rows:
+        used = -(-row.stop // page_tokens)
+        table.extend(row.pages[:used])
+        table.extend([row.pages[0]] * (pages - used))
+    return table
 
 
 def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:

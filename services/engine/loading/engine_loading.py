@@ -5,12 +5,7 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.execution.batched_runner import BatchedRunner
-from baton.engine.execution.cuda_graphs import CudaGraphRecorder, GraphRunner
 from baton.engine.execution.execution import Execution
-from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.execution.flash_kernels import find_kernel, verified_kernel
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_compiler import kernel as compiled_kernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
@@ -24,7 +19,6 @@ from baton.inference.collectives import Collectives, alone
 from baton.inference.device import find_device, find_dtype
 from baton.inference.kv_memory import pages_that_fit
 from baton.inference.remote_writes import flush_for
-from baton.inference.runner import Runner
 from baton.inference.step_engine import drawing_rank
 from baton.pages.layout import KvLayout, full_group
 from baton.pages.rank_layout import rank_layout
@@ -47,9 +41,7 @@ def load_engine(
     tokens_min: int = 1,
     threads: int = 1,
     scores_prompts: bool = False,
-    cuda_graphs: int = 0,
     compiled: bool = False,
-    flash_attention: bool = False,
     topology: Topology | None = None,
     rank: int = 0,
     rank_group: Collectives | None = None,
@@ -65,9 +57,7 @@ def load_engine(
     `quantization`: quantize weights, on a worker of one rank. `device`: "auto", "cpu" or "cuda[:N]".
     `threads`: of the CPU's tensor operations, for the whole process.
     `scores_prompts`: reserve memory for the logits of scored prompts.
-    `cuda_graphs`: rows of the largest decode step that is recorded, on a GPU with the whole model.
     `compiled`: compute steps in one compiled call, on a CPU where that is possible.
-    `flash_attention`: attend to pages in place, on a GPU with FlashAttention.
 
     Raises StartupError: a missing, damaged or unsupported model, a number of ranks that does not divide it, a
     device that does not exist, too little memory.
@@ -78,45 +68,16 @@ def load_engine(
     dtype = find_dtype(dtype, target, rank_group)
     if quantization is not None:
         _check_quantization(quantization, target, rank_group, compiled=compiled)
-    # Before the model is loaded: the kernels' package also replaces torch's own attention.
-    kernel = find_kernel(target, dtype) if flash_attention and target.type == "cuda" else None
     model = load_model(directory, dtype, device, rank_group, load_format, context_length, quantization)
     whole = _whole_layout(model, dtype, page_tokens, quantization)
     layout = rank_layout(whole, rank_group.topology, rank_group.rank)
     execution, (kv,) = _execution(model, layout, rank_group, compiled=compiled), layout.groups
     pages = rank_group.minimum(pages_that_fit(kv, kv_cache_memory, tokens_min))
     cache = PagedKvCache(kv, pages, model.device, SCORING_BYTES if scores_prompts else 0)
-    if kernel is not None and execution.kind is not ExecutionKind.ROW_BY_ROW:
-        heads = model.geometry.query_heads // rank_group.topology.tensor
-        kernel = verified_kernel(kernel, heads, cache, model.attention)
-    runner = make_runner(model, execution, cache, cuda_graphs, kernel)
     draws = rank_group.rank == drawing_rank(rank_group)
     grammars = GrammarCache(partial(read_vocabulary, directory, model.facts)) if draws else None
-    flush = flush_for(model.device)
-    return TorchEngine(model, whole, cache, rank_group, execution, runner, kernel, flush, grammars)
-
-
-def make_runner(
-    model: LibraryModel,
-    execution: Execution,
-    cache: PagedKvCache,
-    rows_max: int = 0,
-    kernel: PagedKernel | None = None,
-) -> Runner:
-    """Return a runner over `cache`, which replays decode steps of up to `rows_max` rows if it can.
-
-    Steps of our decoder can be recorded on a GPU. Nothing is recorded yet.
-    """
-    runner = execution.runner(cache, kernel)
-    is_recordable = execution.kind is ExecutionKind.FUSED and model.device.type == "cuda"
-    if rows_max < 1 or not is_recordable or not isinstance(runner, BatchedRunner):
-        return runner
-    return GraphRunner(
-        runner,
-        CudaGraphRecorder(model.device),
-        rows_max,
-        context_length=model.facts.context_length,
-        vocab_size=model.vocab_size,
+    return TorchEngine(
+        model, whole, cache, rank_group, execution, execution.runner(cache), flush_for(model.device), grammars
     )
 
 
@@ -135,8 +96,7 @@ def load_second_engine(engine: TorchEngine, kv_cache_memory: int, tokens_min: in
         cache,
         alone(),
         execution,
-        execution.runner(cache, engine.kernel),
-        engine.kernel,
+        execution.runner(cache),
         flush_for(model.device),
         engine.grammars,
     )

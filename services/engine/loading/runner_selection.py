@@ -32,7 +32,6 @@ from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.fused_decoder import FusedDecoder
 from baton.engine.execution.model_structure import UnknownStructure
 from baton.engine.execution.paged_attention import PagedAttention
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.row_by_row import RowByRowExecution
 from baton.engine.execution.step_compiler import CODES, KernelUnavailable, supported_builds
 from baton.engine.execution.step_plan import make_plan
@@ -112,8 +111,8 @@ class BatchedExecution:
         self.compute = compute
         self._spans = spans
 
-    def runner(self, cache: PagedKvCache, kernel: PagedKernel | None = None) -> BatchedRunner:
-        return BatchedRunner(self.compute, cache, self._spans, kernel)
+    def runner(self, cache: PagedKvCache) -> BatchedRunner:
+        return BatchedRunner(self.compute, cache, self._spans)
 
 
 def library_execution(model: LibraryModel) -> Execution:

@@ -1,20 +1,16 @@
 """Tests that every row attends to what its layer sees, however the step is laid out."""
 
-from typing import Final
-
 import pytest
 import torch
 
 from baton.engine.execution.attention_span import AttentionSpan, LayerAttention
 from baton.engine.execution.paged_attention import PagedAttention
-from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row, Sequence
 from baton.ids import PageId
 from baton.pages.layout import full_group
 from baton.rooms.request import Request
-from tests.engine.execution.paged_twin import twin
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 16
 GROUP = full_group("float32", 4, (7,), tuple(range(KV_HEADS)), WIDTH)
@@ -35,8 +31,6 @@ SIGHTS = {
     "sinks": LayerAttention(0.3, sinks=SINKS),
     "all of it": LayerAttention(0.3, AttentionSpan(9), softcap=0.7, sinks=SINKS),
 }
-
-BY_NO_KERNEL: Final = {"a chunk", "a wide chunk", "bounded", "bounded, of a window", "all of it"}
 
 
 def right(
@@ -61,16 +55,8 @@ def right(
     return torch.einsum("hts,shd->thd", weights, values)
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        (name, way)
-        for name in SIGHTS
-        for way in ("fetched", "by a kernel")
-        if way != "by a kernel" or name not in BY_NO_KERNEL
-    ],
-)
-def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
+@pytest.mark.parametrize("name", SIGHTS)
+def test_a_row_looks_at_what_its_layer_sees(name: str) -> None:
     attention = SIGHTS[name]
     numbers = torch.Generator().manual_seed(3)
     cpu = torch.device("cpu")
@@ -81,8 +67,7 @@ def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
     for start, stop in SPANS:
         pages = tuple(PageId(next(free)) for _ in range(GROUP.pages_for(stop)))
         rows.append(Row(Sequence(Request("mine", (0,) * stop, 8), []), start, stop, (pages,), sample=True))
-    kernel: PagedKernel | None = twin if way == "by a kernel" else None
-    plan = make_plan(rows, cache, cpu, kernel)
+    plan = make_plan(rows, cache, cpu)
     tokens = plan.tokens.shape[1]
     query = torch.randn(tokens, HEADS, WIDTH, generator=numbers)
     entries = torch.randn(tokens, 2 * KV_HEADS, WIDTH, generator=numbers)

@@ -10,13 +10,10 @@ from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
-from tests.engine.execution.paged_twin import twin
 from tests.engine.executions import is_ours
-from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
-from tests.inference.engine_worker import ShuffledWorker
-from tests.models.comparison import OUTPUT_TOKENS, SHORT, prompts
-from tests.models.trial import beside, differences, generated
-from tests.oracle import reference_greedy
+from tests.engine.matrix.table import ALL, OWN, TYPES
+from tests.models.comparison import prompts
+from tests.models.trial import differences, generated
 
 Loaded = Callable[[str], tuple[Path, TorchEngine]]
 
@@ -53,15 +50,3 @@ def test_tokens_are_those_of_generate(loaded: Loaded, name: str) -> None:
     """Alone and together, in long and short chunks, after a hand-over, and behind another's prefix."""
     directory, engine = loaded(name)
     assert not list(differences(engine, prompts(), generated(directory)))
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, each in TYPES.items() if "cap" not in each.on and CHUNK not in each.sees]
-)
-def test_tokens_are_the_same_where_a_kernel_looks_at_pages_as_they_lie(loaded: Loaded, name: str) -> None:
-    """None of these models has attention in chunks, or a cap on scores."""
-    directory, engine = loaded(name)
-    asked = prompts()
-    worker = ShuffledWorker(beside(engine, twin))
-    tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in asked]
-    assert worker.run(tenants, SHORT) == reference_greedy(directory, asked, OUTPUT_TOKENS)
