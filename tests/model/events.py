@@ -15,6 +15,7 @@ from tests.model.cast import Deed
 from tests.model.flights import RECORD, Flight, exposed_by, rank_of
 from tests.model.handover import acknowledge, can_acknowledge
 from tests.model.laws import Broken
+from tests.model.packing import tidy
 from tests.model.registry import abandoned, issue, joined, untold
 from tests.model.troubles import (
     Label,
@@ -51,6 +52,7 @@ def after(world: World, state: State) -> Iterator[tuple[Label, State | Broken]]:
         try:
             following = make(state)
             world.check(following)
+            tidy(world, following)  # which tries what is left out
         except Broken as broken:
             yield label, broken
         else:
