@@ -6,6 +6,7 @@ a closed connection. A rank that is stuck shows after the timeout. On GPUs a col
 for at the end of the step. There NCCL's own watchdog ends the process of a rank that never stops waiting.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -15,7 +16,8 @@ import torch.distributed
 
 from baton.engine_interface import RankGroupBroken
 from baton.pages.kv_checksum import WORD
-from baton.runtime.gloo_connections import connect_gloo, first_line, set_timeout
+from baton.runtime.gloo_connections import address_toward, connect_gloo, first_line, set_timeout
+from baton.runtime.setting_kinds import split_address
 from baton.topology import Topology
 
 NAME: Final = "team"
@@ -185,6 +187,28 @@ def join_rank_group(
             f"{timeout_s:g} s: {first_line(error)}"
         ) from None
     return ProcessCollectives(topology, rank, device, step_timeout_s, everyone, stage)
+
+
+def join_default_group(rendezvous: str, topology: Topology, rank: int) -> None:
+    """Make torch's default process group of all ranks, in which another package makes groups of its own.
+
+    `rendezvous`: address of the store, "HOST:PORT", if there are several ranks. Gloo listens only at the
+    network interface toward it, unless GLOO_SOCKET_IFNAME chooses another. Once in a process.
+    """
+    if c10d.is_initialized():
+        return
+    store = c10d.HashStore()
+    if topology.ranks > 1:
+        import psutil  # of the extra `vllm`
+
+        host, port = split_address(rendezvous)
+        store, own = c10d.TCPStore(host, port, None, False), address_toward(host, port)
+        for name, addresses in psutil.net_if_addrs().items():
+            if own in {each.address for each in addresses}:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = c10d.PrefixStore("default", store)
+    c10d.init_process_group(backend, store=store, rank=rank, world_size=topology.ranks)
 
 
 def _nccl(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Group:

@@ -1,33 +1,25 @@
 """Start of a worker's engine on vLLM. vLLM is imported by the calls, and its environment is set before."""
 
-import os
 from functools import partial
-from typing import Any
 
-import psutil
 import torch
-import torch.distributed
 
 from baton.inference.collectives import Collectives, alone
+from baton.inference.process_group import join_default_group
 from baton.inference.rank_startup import start_with_ranks
 from baton.inference.step_engine import StepEngine
 from baton.models.engine_features import missing_in_vllm
 from baton.models.model_facts import read_model
 from baton.models.model_files import prepare, resolve
 from baton.runtime.errors import StartupError
-from baton.runtime.gloo_connections import address_toward
 from baton.runtime.logging import Log
 from baton.runtime.memory_trimming import trimming_memory
 from baton.runtime.model_options import LoadFormat, Quantize
-from baton.runtime.setting_kinds import split_address
 from baton.runtime.worker_settings import WorkerSettings
 from baton.topology import Topology
 from baton.vllm.environment import prepare_environment
 
 log = Log(__name__)
-
-c10d: Any = torch.distributed
-"""Untyped, because the stubs lack the classes."""
 
 
 def start_rank(settings: WorkerSettings, threads: int) -> StepEngine:
@@ -58,7 +50,7 @@ def start_engine(
     from baton.vllm.loading import load_engine
 
     rank_group = alone() if rank_group is None else rank_group
-    meet_ranks(settings, topology or Topology(), rank)
+    join_default_group(settings.rendezvous, topology or Topology(), rank)
     engine = load_engine(settings, directory, facts, rank_group)
     engine.start()
     group, cache = engine.cache.group, engine.cache
@@ -88,18 +80,3 @@ def refuse_settings(settings: WorkerSettings) -> None:
         refused.append(f"--speculate model:{settings.draft_model.model}: drafts are of the form ngram:N")
     if refused:
         raise StartupError(f"--engine vllm does not follow {'; '.join(refused)}")
-
-
-def meet_ranks(settings: WorkerSettings, topology: Topology, rank: int) -> None:
-    """Make torch's default process group of the worker's ranks, in which vLLM makes its own groups."""
-    store = c10d.HashStore()
-    if topology.ranks > 1:
-        host, port = split_address(settings.rendezvous)
-        store, own = c10d.TCPStore(host, port, None, False), address_toward(host, port)
-        for name, addresses in psutil.net_if_addrs().items():
-            if own in {each.address for each in addresses}:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # vLLM's groups listen there alone
-    if not c10d.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        store = c10d.PrefixStore("vllm", store)
-        c10d.init_process_group(backend, store=store, rank=rank, world_size=topology.ranks)

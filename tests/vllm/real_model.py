@@ -2,7 +2,7 @@
 
     .venv/vllm/bin/python -m tests.vllm.real_model MODEL
 
-MODEL is what `--model` takes. Thirty random prompts of up to 1,500 tokens are answered greedily in float32,
+MODEL is what `--model` takes. Random prompts (30 of up to 1,500 tokens) are answered greedily in float32,
 1, 4 and 16 at a time. Four are drawn at temperature 1 while decode is killed in mid-stream. Prints one JSON
 object. The exit status is 1 if an answer differs. It takes minutes, and twice the memory of the model.
 """
@@ -26,8 +26,6 @@ from tests.process.stack import SPLIT, running_stack
 from tests.vllm.completions import CALL_S, TOKENS, Restart, answer, stream
 from tests.vllm.oracle import vllm_greedy
 
-PROMPTS: Final = 30
-LONGEST: Final = 1_500
 IDS: Final = range(1_000, 10_000)
 """Token ids that prompts are drawn from. Models have special ids before them, or behind."""
 WIDTHS: Final = (1, 4, 16)
@@ -39,14 +37,19 @@ Answers = list[list[int]]
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.real_model", description=__doc__)
     parser.add_argument("model")
-    directory = prepare(
-        resolve(parser.parse_args().model, LoadFormat.AUTO, missing_in_vllm), lambda line: None
-    )
+    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--longest", type=int, default=1_500, help="most tokens of a prompt")
+    args = parser.parse_args()
+    directory = prepare(resolve(args.model, LoadFormat.AUTO, missing_in_vllm), lambda line: None)
     numbers = random.Random(11)
-    prompts = [numbers.choices(IDS, k=numbers.randint(5, LONGEST)) for _ in range(PROMPTS)]
+    prompts = [numbers.choices(IDS, k=numbers.randint(5, args.longest)) for _ in range(args.prompts)]
     with tempfile.TemporaryDirectory() as folder:
         wanted = vllm_greedy(directory, prompts, TOKENS, Path(folder))
-    told: dict[str, Any] = {"model": directory.name, "prompts": PROMPTS, "longest": max(map(len, prompts))}
+    told: dict[str, Any] = {
+        "model": directory.name,
+        "prompts": args.prompts,
+        "longest": max(map(len, prompts)),
+    }
     told["tokens"] = sum(map(len, prompts))
     with running_stack(
         str(directory),
@@ -71,7 +74,7 @@ def main() -> int:
             told["was_killed"] = kill.was_made
             stack.wait_ready()
         stack.wait_idle(start)
-    told["ok"] = all(told[name] == PROMPTS for name in told if name.endswith("_at_a_time")) and (
+    told["ok"] = all(told[name] == args.prompts for name in told if name.endswith("_at_a_time")) and (
         told["equal_behind_a_killed_decode"] == len(short) and kill.was_made
     )
     sys.stdout.write(json.dumps(told) + "\n")
