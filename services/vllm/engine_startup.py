@@ -24,7 +24,6 @@ log = Log(__name__)
 
 def start_rank(settings: WorkerSettings, threads: int) -> StepEngine:
     """Start the engine of the rank in `settings`. Raises as `start_engine` does, and GroupLost."""
-    refuse_settings(settings)
     return start_with_ranks(settings, partial(start_engine, settings, threads))
 
 
@@ -41,6 +40,7 @@ def start_engine(
     Blocks for seconds. Raises StartupError for a missing or unsupported model, or too little memory, and
     RankGroupBroken if another rank does not come up.
     """
+    refuse_settings(settings)
     prepare_environment()
     torch.set_num_threads(threads)
     source = resolve(settings.model, LoadFormat(settings.load_format), missing_in_vllm)
@@ -62,7 +62,6 @@ def start_engine(
 
 def start_both(settings: WorkerSettings, threads: int) -> tuple[StepEngine, StepEngine]:
     """Start prefill's and decode's engine over one copy of the weights. Raises as `start_engine` does."""
-    refuse_settings(settings)
     decode = start_engine(settings, threads)
     from baton.vllm.loading import load_second_engine
 

@@ -4,7 +4,7 @@ Block 0 of vLLM is its null block, which padded rows name. It lies before the fi
 block p + 1, and no page is ever the null block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -32,16 +32,9 @@ class VllmKvMemory(PageMemory):
         """
         self._values_at = values_at
         self._copies: list[torch.Tensor] = []
-        self.on_move: Callable[[], None] = lambda: None
-        """Called after each move, which the layers of a model do not follow."""
         super().__init__(group, pages, device, pages_before=NULL_BLOCKS)
         if copies:
             self.layers = self._copies = [each.new_zeros(each.shape) for each in self._views]
-
-    def move(self) -> None:
-        """Move the contents to another address, as `PageMemory.move` does, and call `on_move`."""
-        super().move()
-        self.on_move()
 
     def copy_layers(self, pages: Sequence[int], *, back: bool) -> None:
         """Copy `pages` to the layers, or `back` from them, if the layers are copies."""

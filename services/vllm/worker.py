@@ -53,7 +53,7 @@ class ModelWorker:
         self._layers: dict[str, Any] = config.compilation_config.static_forward_context
         self._attention = self._layers[layers.names[0]]
         self._config = config
-        self._bound: VllmKvMemory | None = None
+        self._bound: tuple[VllmKvMemory, int] | None = None
 
     def page_sizes(self, page_tokens: int) -> list[int]:
         """Return the tokens per page that attention can have here, if `page_tokens` were requested."""
@@ -92,14 +92,10 @@ class ModelWorker:
             )
 
     def bind(self, memory: VllmKvMemory) -> None:
-        """Let the layers read and write `memory` from now on, until it moves."""
-        if self._bound is not memory:
-            self._bound = memory
+        """Let the layers read and write `memory`. They do not follow its moves."""
+        if self._bound != (memory, memory.address):
+            self._bound = (memory, memory.address)
             self._set_views(memory)
-            memory.on_move = self._unbind
-
-    def _unbind(self) -> None:
-        self._bound = None
 
     def record(self) -> None:
         """Warm up, and record graphs on a GPU. After the first `bind`."""
