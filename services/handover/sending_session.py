@@ -80,9 +80,9 @@ class SendingSession(Generic[G]):
         """Grants of this session whose rooms have not been opened on this worker yet."""
         self._early_grants = early_grants
         self._owner = owner
-        self._closing: set[RoomId] = set()
-        """Rooms that the decode worker has closed and whose close has no answer yet. A second close of such a
-        room is ignored. A grant of such a room does not wait for the room to open."""
+        self._closing: dict[RoomId, set[Generation]] = {}
+        """Generations of rooms that the decode worker has closed and whose close has no answer yet. A second
+        close of such a generation is ignored. A grant of such a room does not wait for the room to open."""
         self._requests: list[SendingRequest[G]] = []
 
     def take_requests(self) -> list[SendingRequest[G]]:
@@ -96,10 +96,10 @@ class SendingSession(Generic[G]):
         self._requests.append(ApplyGrant(room, grant))
 
     def close(self, room: RoomId, generation: Generation) -> None:
-        if room in self._closing:
+        if generation in self._closing.get(room, ()):
             return  # it has one answer
         self._drop_early(room)
-        self._closing.add(room)
+        self._closing.setdefault(room, set()).add(generation)
         self._requests.append(ApplyClose(room, generation))
 
     # ---- results of turns
@@ -145,7 +145,9 @@ class SendingSession(Generic[G]):
             self._drop_early(room)
 
     def _answer_close(self, room: RoomId, generation: Generation, error: Exception | None) -> None:
-        self._closing.discard(room)
+        self._closing[room].discard(generation)
+        if not self._closing[room]:
+            del self._closing[room]
         self._requests.append(AnswerClose(room, generation, error))
 
     def _add_early(self, room: RoomId, grant: G, refusal: UnknownRoom) -> bool:

@@ -141,3 +141,14 @@ def test_a_stream_that_ends_takes_its_own_early_grants_along_and_no_others() -> 
     early_grants.apply(ROOM)
     assert next_one.session.take_requests()[-1] == ApplyGrant(ROOM, "the grant again")
     assert other.session.take_requests()[-1] == ApplyGrant(ROOM, "a grant")
+
+
+def test_ack_is_proof_a_close_of_another_generation_has_an_answer_of_its_own() -> None:
+    session, second = Stream(EarlyGrants(4)).session, Generation(6)
+    session.close(ROOM, FIRST)
+    session.close(ROOM, second)
+    assert session.take_requests() == [ApplyClose(ROOM, FIRST), ApplyClose(ROOM, second)]
+    session.quiet(ROOM, FIRST)
+    session.close(ROOM, second)
+    session.quiet(ROOM, second)
+    assert session.take_requests() == [AnswerClose(ROOM, each, None) for each in (FIRST, second)]

@@ -13,10 +13,10 @@ from baton.rooms.phases import Phase
 from baton.transfer.transfer_protocol import PutState
 from tests.model.cast import Deed
 from tests.model.flights import RECORD, Flight, exposed_by, rank_of
-from tests.model.handover import acknowledge, can_acknowledge
 from tests.model.laws import Broken
 from tests.model.packing import tidy
 from tests.model.registry import abandoned, issue, joined, untold
+from tests.model.stream import acknowledge, broke, can_acknowledge, stream_of, streamed
 from tests.model.troubles import (
     Label,
     Make,
@@ -34,8 +34,8 @@ from tests.model.troubles import (
     troubles,
     waits,
 )
-from tests.model.turns import ask_close, catch_up, deliver, turn
-from tests.model.world import DECODE, PREFILL, UNISSUED, WANTED, State, World, one_rank
+from tests.model.turns import catch_up, deliver, turn
+from tests.model.world import DECODE, PREFILL, UNISSUED, State, World, one_rank
 from tests.rooms.group import LIVE
 
 BOTH = (PREFILL, DECODE)
@@ -97,7 +97,7 @@ def moving(world: World, state: State, side: int) -> Steps:
         yield ("catch up", *state.lag[:2]), partial(catch_up, world)
     yield from _arriving(world, state, side)
     if side == PREFILL and not state.stalled:
-        yield from _closing(world, state)
+        yield from _waiting(world, state)
     yield from _leaving(world, state, side)
     for rank, standing in enumerate(world.standings(state, side) if side in alive(state) else ()):
         if standing.stepping:
@@ -116,8 +116,10 @@ def _missing(world: World, state: State) -> Steps:
     if not state.stalled:
         return
     for message in bound_for(state, PREFILL):
-        if not waits(state, PREFILL) and is_missed(world, state, message):
+        if not waits(state, PREFILL) and is_missed(message):
             yield ("miss", message), partial(misses, world, message=message)
+    if broke(world, state) != state:
+        yield ("break",), partial(broke, world)
     if lease_ends(world, state):
         yield ("silence",), partial(silence, world)
 
@@ -133,13 +135,21 @@ def _issuing(world: World, state: State) -> Steps:
             break
 
 
-def _closing(world: World, state: State) -> Steps:
-    for close in state.closes:
-        asked_of = state.rooms[close.room - 1].peers[PREFILL]
-        if close.asked == WANTED and asked_of == state.peers[PREFILL] and not waits(state, PREFILL):
-            yield ("ask close", close), partial(ask_close, world, close=close)
-        elif can_acknowledge(world, state, close):
-            yield ("acknowledge", close), partial(acknowledge, world, close=close)
+def _waiting(world: World, state: State) -> Steps:
+    """Yield ends of what waits at prefill: closes of rooms that are quiet, and grants whose rooms do not
+    come."""
+    stream = stream_of(world, state)
+    for room, generation in stream.awaited:
+        if can_acknowledge(world, state, room):
+            label = ("acknowledge", room)
+            yield label, partial(acknowledge, world, room=room, generation=generation)
+    for room in stream.early if not waits(state, PREFILL) else ():
+        if not any(each[:3] == (PREFILL, "open", room) for each in state.mail):
+            yield ("expire", room), partial(_expire, world, room=room)
+
+
+def _expire(world: World, state: State, room: RoomId) -> State:
+    return streamed(world, state, "expired", room)
 
 
 def _registering(world: World, state: State) -> Steps:

@@ -3,7 +3,8 @@
 from baton.ids import Incarnation
 from tests.model.laws import Broken, Law
 from tests.model.registry import joined, lost, read_from
-from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World
+from tests.model.stream import met, parted
+from tests.model.world import PREFILL, SIDES, State, World
 
 
 def died(world: World, state: State, side: int) -> State:
@@ -32,16 +33,15 @@ def left(world: World, state: State, side: int) -> State:
 
 def _gone(world: World, state: State, side: int, proof: str) -> State:
     gone = state.peers[side]
-    mail = frozenset(message for message in state.mail if message[0] != side) | {(1 - side, "depart", gone)}
-    closes = frozenset(each.with_asked(min(each.asked, WANTED)) for each in state.closes)
+    following = parted(world, state, side)
+    mail = frozenset(each for each in following.mail if each[0] != side) | {(1 - side, "depart", gone)}
     came, other = Incarnation(gone + 1), state.peers[1 - side]
     following = (
-        state.with_ranks(side, world.blank(side, came))
+        following.with_ranks(side, world.blank(side, came))
         .with_mail(mail)
         .with_peers((came, other) if side == PREFILL else (other, came))
-        .with_closes(frozenset() if side == DECODE else closes)
-        .with_way(Way.UNKNOWN if world.scope.ways else state.way)
         .with_stalled(state.stalled and side != PREFILL)
         .with_lag(None if state.lag is not None and state.lag[0] == side else state.lag)
     )
+    following = met(world, following, side)
     return joined(world, lost(world, following, side, gone, proof), side)

@@ -15,13 +15,16 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, Final
 
-OBSERVED_ONLY: Final = frozenset({"dropped", "phase_ms"})
+OBSERVED_ONLY: Final = frozenset({"dropped", "phase_ms", "problem"})
 """Attributes that the product only writes, such as metrics, and never reads to decide."""
 
-GIVEN: Final = frozenset({"_make", "layout", "_deadlines", "request", "request_id"})
+PAUSES: Final = frozenset({"pause_s", "_pause_s", "_unnamed_pause_s", "_is_answered"})
+"""Attributes that decide how long a pause is, and nothing else: pauses pass at once."""
+
+GIVEN: Final = frozenset({"_make", "layout", "_deadlines", "request", "request_id", "owner", "_owner"})
 """Attributes given at creation, equal in every state of a scope for the same room."""
 
-_LEFT_OUT: Final = OBSERVED_ONLY | GIVEN
+_LEFT_OUT: Final = OBSERVED_ONLY | PAUSES | GIVEN
 _LEAVES: Final[set[type]] = {int, str, bytes, bool, float, type(None)}
 """Kinds whose instances are hashable by content as they are."""
 
@@ -53,6 +56,8 @@ def _how(kind: type) -> Freeze:
     if issubclass(kind, (bytearray, memoryview)):
         return bytes
     if slots := _slots(kind):
+        if len(slots) == 1:
+            return lambda each: (kind.__qualname__, frozen(getattr(each, slots[0])))
         fields = attrgetter(*slots)
         return lambda each: (kind.__qualname__, tuple(map(frozen, fields(each))))
     return lambda each: (

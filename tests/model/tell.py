@@ -86,8 +86,9 @@ _WORDS: Final[Mapping[str, Callable[..., str]]] = {
         f"# the {flight.kind} of room {flight.room} from r{rank} fails on its way to r{rank_of(flight.peer)}"
     ),
     "fail": lambda side, rank, room: f"fail {SIDES[side]} room={room} rank={rank} reason={_SEEN[side]}",
-    "ask close": lambda close: f"close room={close.room}",
-    "acknowledge": lambda close: f"# prefill acknowledges the close of room {close.room}",
+    "acknowledge": lambda room: f"# prefill acknowledges the close of room {room}",
+    "expire": lambda room: f"# the grant of room {room} waits no longer for its room",
+    "break": lambda: "# the stream of decode to prefill breaks",
     "step ends": lambda side, rank: f"# the step that runs on {SIDES[side]} r{rank} ends",
     "die": lambda side: f"# the {SIDES[side]} worker dies, and another takes its place",
     "enough": lambda room, choice: f"# the reader of choice {choice} of room {room} has all it wants",
@@ -161,8 +162,7 @@ def _message(scope: Scope, message: Message) -> str:
         case "retired":
             return f"# the bootstrap hears that {SIDES[about[1]]} has retired room {about[0]}"
         case "connect":
-            again = "" if about[2] is None else f", to repeat the grant of room {about[2][2]}"
-            return f"# decode asks prefill to connect to exposure {about[1]}{again}"
+            return f"# decode asks prefill to connect to exposure {about[1]}"
         case "connected":
             return "# decode hears that prefill is connected"
         case "revoke":

@@ -10,12 +10,10 @@ from typing import Any, Final
 
 from baton.handover.opener_messages import Break
 from baton.ids import RoomId
-from baton.rooms.errors import Reason
 from baton.rooms.receiver import UNDECIDED
 from baton.transfer.transfer_protocol import PutState
 from tests.model.cast import Deed
 from tests.model.flights import exposed_before
-from tests.model.handover import cancel_here, not_connected
 from tests.model.leaving import died
 from tests.model.registry import (
     abandoned,
@@ -27,18 +25,17 @@ from tests.model.registry import (
     running,
 )
 from tests.model.scopes import TROUBLES
+from tests.model.stream import ON_THE_STREAM, broke, link_of, stream_of
 from tests.model.turns import connect, deliver, lag, turn
 from tests.model.world import (
     DECODE,
     PREFILL,
     UNISSUED,
-    WANTED,
     Message,
     State,
     World,
     one_rank,
 )
-from tests.rooms.group import LIVE
 
 Label = tuple[Any, ...]
 """A verb and what it is about."""
@@ -108,9 +105,11 @@ def silence(world: World, state: State) -> State:
 
 def _losses(world: World, state: State, side: int) -> Steps:
     for message in state.mail if side == DECODE else ():
-        if message[1] in ("depart", "revoke", "connected", "compute_here", "claim"):
-            continue  # told again with every lease renewal, or until it is answered; or the leader's own
+        if message[1] in ("depart", "revoke", "connected", "compute_here", "quiet", *ON_THE_STREAM):
+            continue  # told again with every lease renewal, or the leader's own; a stream breaks as a whole
         yield ("lose", message), partial(_lose, world, message=message)
+    if side == DECODE and link_of(world, state).waits:
+        yield ("break",), partial(broke, world)
 
 
 def _lose(world: World, state: State, message: Message) -> State:
@@ -118,31 +117,18 @@ def _lose(world: World, state: State, message: Message) -> State:
     return state.take(message)
 
 
-def is_missed(world: World, state: State, message: Message) -> bool:
+def is_missed(message: Message) -> bool:
     """Return whether a caller waits for the answer to this message and acts if none comes."""
-    if message[1] == "grant":
-        at = world.standings(state, DECODE)[0].at(message[2])
-        return at is not None and at.phase in LIVE and at.cause is None
-    return message[1] in ("open", "connect")
+    return bool(message[1] == "open")
 
 
 def misses(world: World, state: State, message: Message) -> State:
     """Return the state after the sender of a message gives up waiting for the answer. The message may have
-    arrived, or arrive later. An open whose caller is gone is not obeyed, and a late connect has nothing new
-    (`strays`)."""
+    arrived, or arrive later. An open whose caller is gone is not obeyed."""
     side, deed, room, *_ = message
-    match deed:
-        case "open":
-            return happens(world, state.take(message), room, "broken", side, Break.LOST)
-        case "connect":
-            return not_connected(world, state.take(message), message)
-        case "grant":
-            return cancel_here(world, state, room, Reason.PREFILL_LOST)
-        case "quiet":
-            wanted = [each.with_asked(WANTED) if each.room == room else each for each in state.closes]
-            return state.with_closes(frozenset(wanted))
-        case _:
-            return state
+    if deed != "open":
+        return state
+    return happens(world, state.take(message), room, "broken", side, Break.LOST)
 
 
 def _claims(world: World, state: State, side: int) -> Steps:
@@ -159,9 +145,13 @@ def _stalls(world: World, state: State, side: int) -> Steps:
 
 
 def revokable(world: World, state: State) -> bool:
-    """Return whether the leader waits for a proof and has not revoked the memory yet."""
+    """Return whether the leader waits for a proof or is shut out, and has not revoked the memory yet."""
     leader = world.standings(state, DECODE)[0]
-    return leader.overdue and not leader.revoking and REVOKE not in state.mail
+    return (
+        (leader.overdue or link_of(world, state).is_shut_out)
+        and not leader.revoking
+        and REVOKE not in state.mail
+    )
 
 
 revoke = partial(_told, message=REVOKE)
@@ -185,9 +175,14 @@ def _drain(world: World, state: State, side: int) -> State:
 def _forgets(world: World, state: State, side: int) -> Steps:
     """Yield the event in which all ranks of a worker forget remembered rooms. A grant under way excludes it,
     since it may find a room that its close had cancelled."""
-    if side not in awake(state) or (side == PREFILL and any(message[1] == "grant" for message in state.mail)):
+    if side not in awake(state) or (side == PREFILL and _grants(world, state)):
         return
     yield ("forget", side), partial(_forget, world, side=side)
+
+
+def _grants(world: World, state: State) -> bool:
+    """Return whether a grant is under way, or waits for its room."""
+    return bool(stream_of(world, state).early) or any(message[1] == "grant" for message in state.mail)
 
 
 def _forget(world: World, state: State, side: int) -> State:
@@ -198,8 +193,8 @@ def _forget(world: World, state: State, side: int) -> State:
 
 def _repeats(world: World, state: State, side: int) -> Steps:
     for message in bound_for(state, side):
-        if (side == PREFILL and state.stalled) or waits(state, message[0]):
-            continue
+        if (side == PREFILL and state.stalled) or waits(state, message[0]) or message[1] == "close":
+            continue  # (a close is repeated until it is answered)
         yield ("repeat", message), partial(deliver, world, message=message, repeat=True)
 
 
@@ -213,7 +208,7 @@ def _strays(world: World, state: State, side: int) -> Steps:
         return
     present = world.standings(state, DECODE)[0].exposure
     if present is not None:
-        message = (PREFILL, "connect", state.peers[DECODE], exposed_before(present), None)
+        message = (PREFILL, "connect", state.peers[DECODE], exposed_before(present), False)
         yield ("stray", message), partial(connect, world, message=message, repeat=True)
 
 

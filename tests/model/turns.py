@@ -1,43 +1,41 @@
-"""Deeds of a worker with all its ranks: take a turn, obey a command, answer a close.
+"""Deeds of a worker with all its ranks: take a turn, obey a command.
 
 The laws that a single rank cannot see are checked here: all ranks do the same, and none admits a room that
 is not there on every rank.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from baton.ids import RoomId
 from baton.rooms.errors import Reason
 from baton.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
 from baton.rooms.reasons import LOST
 from tests.model.flights import leaders
-from tests.model.handover import (
-    asked,
-    claim,
-    claim_refused,
-    connected,
-    exposed_anew,
-    grant,
-    opened,
-    refused,
-    wants_close,
-)
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
 from tests.model.rank import Done
 from tests.model.registry import CALLED_OFF, SENT, answered, ended_here, gave_back, received
 from tests.model.registry import opened as opened_here
 from tests.model.standing import Standing
+from tests.model.stream import (
+    ON_THE_STREAM,
+    arrives,
+    claim,
+    close,
+    command,
+    exposed_anew,
+    grant,
+    linked,
+    opened,
+    streamed,
+)
 from tests.model.world import (
     BOOTSTRAP,
     DECODE,
     PREFILL,
     SIDES,
-    Close,
     Message,
     State,
-    Way,
     World,
     one_rank,
 )
@@ -167,7 +165,9 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
         return following.with_book(world.books.do(state.book, (deed, *about))[0])
     if deed == "connect":
         return connect(world, following, message, repeat=repeat)
-    answer, following = _command(world, following, side, deed, about)
+    if deed in ON_THE_STREAM:
+        return arrives(world, following, message, repeat=repeat)
+    answer, following = command(world, following, side, deed, *about)
     if deed == "open":
         following = opened_here(world, following, about[0], side, answer)
     if repeat:
@@ -176,13 +176,11 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
         case "open" if answer:
             return following
         case "open" if side == DECODE:
-            return opened(world, following, about[1])
+            return opened(world, following, *about)
+        case "open":
+            return streamed(world, following, "opened", about[0])
         case "compute_here" if answer:
-            return claim(following, about[0])
-        case "claim" if answer:
-            return claim_refused(following, message, answer)
-        case "grant" if answer:
-            return refused(world, following, message, answer)
+            return claim(world, following, about[0])
         case _:
             return following
 
@@ -192,7 +190,7 @@ def connect(
 ) -> State:
     """Return the state after all ranks connected and agreed in that turn on the result, which is then
     answered. `unreached`: the rank that cannot reach the receiver's memory."""
-    _, _, receiver, exposure, _ = message
+    _, _, receiver, exposure, is_present = message
     do = world.casts[PREFILL].do
     reached = world.reached(state)
     deeds = [
@@ -203,31 +201,9 @@ def connect(
     for rank, (_, problem) in enumerate(after):
         if problem and not answer:
             raise Broken(Law.APPLY_VERDICT, f"a connect is answered as made, and on r{rank} it was not")
-    return following if repeat else connected(world, following, message, answer)
-
-
-def ask_close(world: World, state: State, close: Close) -> State:
-    """Return the state after the close reaches the sender. It is repeated until it is answered, so it cannot
-    be lost."""
-    receiver = state.rooms[close.room - 1].peers[DECODE]
-    _, following = _command(world, state, PREFILL, "close", [close.room, receiver, close.generation])
-    return asked(following, close)
-
-
-def _command(world: World, state: State, side: int, deed: str, about: list[Any]) -> tuple[str, State]:
-    """Let all ranks obey a command, and return the leader's answer with the next state."""
-    ways = world.scope.ways
-    told: tuple[Any, ...] = (deed, *about)
-    if deed == "open" and side == DECODE and ways:
-        told = (*told, state.way is Way.CONNECTED and about[1] == state.peers[PREFILL])
-    elif deed == "grant":
-        told = (*told[:-1], world.reached(state))
-    do = world.casts[side].do
-    after = [do(rank, told) for rank in state.ranks(side)]
-    answers = [answer for _, answer in after]
-    if len(set(answers)) > 1 and not (ways and set(answers) == {"", "NotConnected"}):
-        raise Broken(Law.COMMANDS_ORDERED, f"ranks answer a {deed} with {sorted(set(answers))}")
-    return answers[0], state.with_ranks(side, [rank for rank, _ in after])
+    if repeat or not is_present or receiver != state.peers[DECODE]:
+        return following
+    return linked(world, following, "connect_answered", exposure, answer)
 
 
 def _decode_did(
@@ -241,10 +217,9 @@ def _decode_did(
         case ReceiverEffect.ADMIT:
             _check_gate(world, before, state, room)
         case Effect.FENCE:
-            return wants_close(world, state, room, told)
+            return close(world, state, room, told)
         case Effect.RELEASE:
-            closes = frozenset(close for close in state.closes if close.room != room)
-            return state.with_closes(closes)
+            return linked(world, state, "over", room)
         case _:
             pass
     return state

@@ -1,22 +1,22 @@
 """One state of the world, and its parts.
 
 The ranks of either side, the control messages under way, what the registry knows of
-each room, the closes that are being asked, and how much trouble may still strike. Everything is small and
+each room, the two halves of the session, and how much trouble may still strike. Everything is small and
 hashable: ranks are numbers of a `Cast`.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 from baton.ids import Incarnation, RoomId
 from baton.rooms.phases import Phase
 from tests.model.book import Book, BookStanding, check_book
-from tests.model.cast import Cast
+from tests.model.cast import Cast, Deed
 from tests.model.decode_rank import DecodeRank
-from tests.model.flights import PAGE, SEAL, Flight
+from tests.model.flights import PAGE, SEAL, Flight, exposure
 from tests.model.laws import Broken, Law
 from tests.model.opener import Opener, OpenerStanding, check_opener
+from tests.model.pair import DecodeLink, LinkStanding, PrefillStream, StreamStanding
 from tests.model.prefill_rank import PrefillRank
 from tests.model.scopes import TROUBLES, Scope
 from tests.model.shapes import layouts
@@ -42,41 +42,20 @@ class Entry(NamedTuple):
     peers: tuple[Incarnation, Incarnation]
 
 
-class Close(NamedTuple):
-    """The receiver gave a room up and wants to know that nothing more is written for it."""
-
-    room: RoomId
-    generation: int
-    asked: int
-    """WANTED, ASKED (the sender was told) or ACKNOWLEDGED."""
-
-    def with_asked(self, asked: int) -> "Close":
-        return Close(self.room, self.generation, asked)
-
-
-WANTED, ASKED, ACKNOWLEDGED = 0, 1, 2
-
-
-class Way(IntEnum):
-    """Belief of the decode worker's leader about the live sender."""
-
-    UNKNOWN = 0
-    CONNECTING = 1
-    CONNECTED = 2
-
-
 class State(NamedTuple):
     senders: tuple[int, ...]
     receivers: tuple[int, ...]
     """Their ranks, the leader's first."""
     mail: frozenset[Message]
     rooms: tuple[Entry, ...]
-    closes: frozenset[Close]
     peers: tuple[Incarnation, Incarnation]
     """Incarnations that live now."""
     left: tuple[int, ...]
     """Remaining occurrences of each kind of TROUBLES."""
-    way: Way = Way.CONNECTED
+    link: int
+    """Decode's half of the session, in `World.links`."""
+    stream: int
+    """Prefill's half of the session, in `World.streams`."""
     stalled: bool = False
     """The prefill worker stands still."""
     draining: int | None = None
@@ -112,17 +91,17 @@ class State(NamedTuple):
         rooms[room - 1] = entry
         return self._replace(rooms=tuple(rooms))
 
-    def with_closes(self, closes: frozenset[Close]) -> "State":
-        return self._replace(closes=closes)
-
     def with_peers(self, peers: tuple[Incarnation, Incarnation]) -> "State":
         return self._replace(peers=peers)
 
     def with_left(self, left: tuple[int, ...]) -> "State":
         return self._replace(left=left)
 
-    def with_way(self, way: Way) -> "State":
-        return self._replace(way=way)
+    def with_link(self, link: int) -> "State":
+        return self._replace(link=link)
+
+    def with_stream(self, stream: int) -> "State":
+        return self._replace(stream=stream)
 
     def with_stalled(self, stalled: bool) -> "State":
         return self._replace(stalled=stalled)
@@ -145,6 +124,8 @@ class World:
         self.casts: tuple[Cast[Standing], Cast[Standing]] = (Cast(check_step), Cast(check_step))
         self.cancels: dict[frozenset[Message], tuple[Message, ...]] = {}
         """Cancels among a mail's messages, by mail."""
+        self.links: Cast[LinkStanding] = Cast(unchecked)
+        self.streams: Cast[StreamStanding] = Cast(unchecked)
         self.books: Cast[BookStanding] = Cast(check_book)
         self.books.enter(Book(scope))
         self.openers: Cast[OpenerStanding] = Cast(check_opener)
@@ -162,10 +143,10 @@ class World:
             self.blank(DECODE, first),
             frozenset(),
             (nothing,) * self.scope.rooms,
-            frozenset(),
             (first, first),
             tuple(getattr(self.scope.budget, name) for name in TROUBLES),
-            Way.UNKNOWN if self.scope.ways else Way.CONNECTED,
+            self.links.enter(DecodeLink(exposure(first, 1, 0), ways=self.scope.ways)),
+            self.streams.enter(PrefillStream(first)),
         )
 
     def blank(self, side: int, incarnation: Incarnation) -> tuple[int, ...]:
@@ -225,8 +206,10 @@ class World:
     def shared_end(self, state: State) -> tuple[bool, bool, bool]:
         """Whether every room has ended, and its end is known wherever it is waited for; whether prefill
         stands still; and whether the last room has not been issued, and who would serve it is there."""
+        link, stream = self.links.standings[state.link], self.streams.standings[state.stream]
         idle = (
-            not state.closes
+            not link.closes
+            and (state.stalled or (not link.is_asking and stream.idle))
             and all(entry.opener == UNISSUED or self.is_over(entry) for entry in state.rooms)
             and self.books.standings[state.book].idle
         )
@@ -235,6 +218,10 @@ class World:
     def side_idle(self, state: State, side: int) -> bool:
         """Return whether on this side every room has ended and every count is back at its start."""
         return all(standing.idle for standing in self.standings(state, side))
+
+
+def unchecked(before: object, after: object, deed: Deed) -> None:
+    """Check nothing: what a half of a session did shows in what follows."""
 
 
 def check_target(flight: Flight, there: Standing) -> None:

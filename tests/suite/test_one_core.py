@@ -1,4 +1,4 @@
-"""Test that no test performs a move's effect by itself, instead of driving the product's classes.
+"""Tests that no test performs a move's effect or sends a message by itself, instead of driving the product.
 
 What joins a room's phase with its memory lives in `services/handover`. A test that reserves, exposes or gives
 back by itself would be a second copy of it, and would go on proving what the product does no more.
@@ -19,6 +19,10 @@ WITHOUT_MEMORY: Final = {
     "process/hooks.py": "a room on one rank alone: the fault that is tried",
 }
 """Rosters are opened there, and nothing is held for them."""
+OF_A_SESSION: Final = frozenset({"connect", "grant", "claim", "close", "connected", "quiet"})
+"""Messages of the model that only the two halves of a session may send."""
+LATE: Final = {"troubles.py": 1}
+"""Messages that the model sends by itself: a connect that comes when its receiver expects no answer."""
 EFFECTS: Final = {
     "holdings": {"take", "expose", "commit", "keep", "quarantine", "distrust", "give_back"},
     "roster": {"open", "cancel", "retire", "give_up"},
@@ -67,3 +71,25 @@ def test_an_effect_is_seen_however_its_object_is_reached() -> None:
     by_hand += "each(rooms, self.holdings.give_back)\n"
     assert len(list(effects(by_hand))) == 7
     assert not list(effects("sending.take(command)\nopen(path)\nbag.take(3)\nself._holdings.get(room)\n"))
+
+
+def messages(source: str) -> Iterator[str]:
+    """Yield each message of a session that the source writes out, as `line: message`."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Tuple(elts=[ast.Name(id="PREFILL" | "DECODE"), ast.Constant(value=str(deed)), *_]):
+                if deed in OF_A_SESSION:
+                    yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_the_model_sends_only_what_the_halves_of_a_session_request() -> None:
+    sources = {path.name: path.read_text() for path in (TESTS / "model").glob("*.py")}
+    assert any("linked(" in source for source in sources.values())
+    found = {name: len(there) for name, source in sources.items() if (there := list(messages(source)))}
+    assert found == LATE
+
+
+def test_a_message_that_is_written_out_is_seen() -> None:
+    by_hand = 'state.send((PREFILL, "grant", room))\nmail | {(DECODE, "quiet", room, 5)}\n'
+    assert len(list(messages(by_hand))) == 2
+    assert not list(messages('(PREFILL, "open", room)\n(PREFILL, verb, room)\n(side, "grant")\n'))

@@ -17,7 +17,7 @@ CARRIES_OUT: Final = {
     "registry.py: _carry_out": "requests of a room at its opener",
     "registry.py: cancel": "the sides that the registry names",
     "registry.py: joined": "the ends that the registry has for a worker that comes back",
-    "handover.py: cancel_here": "the session of a pair ends a room on its own worker",
+    "stream.py: cancel_here": "the session of a pair ends a room on its own worker",
 }
 """Functions of the model that send such a message, and what they carry out."""
 
