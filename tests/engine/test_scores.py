@@ -171,7 +171,7 @@ def test_a_workers_memory_is_looked_at_for_what_scoring_takes(
     needed: dict[bool, list[int]] = {False: [], True: []}
     for scores_prompts, sizes in needed.items():
         monkeypatch.setattr(
-            "baton.engine.kv_cache.memory_shortage", lambda _, size, to=sizes: to.append(size)
+            "baton.inference.page_memory.memory_shortage", lambda _, size, to=sizes: to.append(size)
         )
         load_engine(
             tiny_dir("llama-gqa-untied"),

@@ -81,10 +81,10 @@ def test_no_test_is_left_out_of_both_tiers(request: pytest.FixtureRequest) -> No
 
 def test_what_no_word_of_these_runs_is_run_by_another(request: pytest.FixtureRequest) -> None:
     """Each file with a case for `make verify-groups` or `make verify-models` is named there; the kernels of
-    `make verify-kernels` are the engine's."""
+    `make verify-kernels` are the engine's. `make test-vllm` has all models on vLLM, by a flag."""
     named = {
         "all_groups": re.findall(r"tests/\S+\.py", recipe("verify-groups")),
-        "all_models": re.findall(r"tests/\S+\.py", recipe("verify-models")),
+        "all_models": [*re.findall(r"tests/\S+\.py", recipe("verify-models")), "tests/vllm/test_models.py"],
         "emulated": ["tests/engine/*test_*.py"],
     }
     for item in request.config.stash[COLLECTED]:
