@@ -84,7 +84,7 @@ def test_what_no_word_of_these_runs_is_run_by_another(request: pytest.FixtureReq
     `make verify-kernels` are the engine's. `make test-vllm` has all models on vLLM, by a flag."""
     named = {
         "all_groups": re.findall(r"tests/\S+\.py", recipe("verify-groups")),
-        "all_models": [*re.findall(r"tests/\S+\.py", recipe("verify-models")), "tests/vllm/test_models.py"],
+        "all_models": [*re.findall(r"tests/\S+\.py", recipe("verify-models")), "tests/vllm/test_*.py"],
         "emulated": ["tests/engine/*test_*.py"],
     }
     for item in request.config.stash[COLLECTED]:

@@ -21,11 +21,16 @@ pytestmark = pytest.mark.stack
 
 LENGTHS = (5, 32, 150, 333)
 CHUNK = 40
+HERE = {"deepseek_v3", "gpt_oss"}
+"""Latent attention with experts; windows and sinks. The others are run with `--all-models`."""
 LEFT_OUT = 20
 """Tokens at the end of a prompt that another one has in common with it, but for them."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each in HERE else pytest.mark.all_models) for each in FAMILIES],
+)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
