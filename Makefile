@@ -121,7 +121,7 @@ check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: generated gRPC code is fresh"
 	@$(BIN)/python proto/generate.py --check
 
-verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, a quarter of an hour
+verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, 16 minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify $(ARGS)
 
 verify-long: $(STAMP) ## like verify, for hours: large scopes, seeds without end (ARGS="--hours 8")
