@@ -20,32 +20,29 @@ class EngineEntry:
     module: str
     """Module with the function `start_rank`, an `EngineLoader`. It may also have `start_both`, an
     `EnginePairLoader`."""
-    imports: str
-    """Module that imports all that the engine needs, for a process that workers are forked from."""
     package: str
     """Python package that the engine needs, and that may be missing."""
     install: str
     """Distribution to install if the package is missing, for the error."""
     missing: MissingFeatures
     """Features of models that the engine lacks."""
+    preloading: str = ""
+    """Module that imports all that the engine needs, for a process that workers are forked from. Empty if
+    `module` does."""
     records_graphs: bool = False
     """Whether it records graphs on a GPU, which contain the addresses of one side's pages."""
 
 
 ENGINES: Final[Mapping[EngineName, EngineEntry]] = {
     EngineName.TORCH: EngineEntry(
-        "baton.engine.engine_startup",
-        "baton.engine.engine_startup",
-        "torch",
-        "baton-serve, with its packages",
-        missing_in_torch,
+        "baton.engine.engine_startup", "torch", "baton-serve, with its packages", missing_in_torch
     ),
     EngineName.VLLM: EngineEntry(
         "baton.vllm.engine_startup",
-        "baton.vllm.preloading",
         "vllm",
         "baton-serve[vllm]",
         missing_in_vllm,
+        preloading="baton.vllm.preloading",
         records_graphs=True,
     ),
 }
@@ -88,9 +85,10 @@ def engine_module(name: str, device: str) -> str:
     If that engine is not installed, return torch's. The worker that needs the missing one reports the error.
     """
     try:
-        return ENGINES[choose_engine(name, device)].imports
+        entry = ENGINES[choose_engine(name, device)]
     except StartupError:
-        return ENGINES[EngineName.TORCH].imports
+        entry = ENGINES[EngineName.TORCH]
+    return entry.preloading or entry.module
 
 
 def can_serve_both(
