@@ -34,7 +34,6 @@ from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.deadlines import Deadlines
 from baton.runtime.clock import SystemClock
 from baton.runtime.host_memory import HostMemory
-from baton.runtime.pending_events import SystemPendingEvents
 from baton.runtime.tls_files import TlsFiles
 from baton.transfer.exposure import Exposure
 from baton.transfer.transfer_protocol import PutId, Run, kv_region
@@ -43,6 +42,7 @@ from baton.wire.channel import Channels
 from baton.wire.tls_identity import Identity
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
+from baton.worker.pending_events import SystemPendingEvents
 from baton.worker.step_thread import StepThread
 from baton.worker.turn_loop import TurnProgress, run_turns
 from bench.pages.device_memory import DeviceMemory, bytes_of, take

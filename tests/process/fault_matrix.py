@@ -55,6 +55,7 @@ SLOW_BEAT_S: Final = (0.09, 0.01)
 """Seconds for which a slow process is stopped and continued, in turns."""
 SETTLED_ANSWERS: Final = 6
 """Answers after the recovery, so that what is left broken is seen."""
+STANDSTILL: Final = "the streams do not go on"
 TCP: Final = {"UCX_TLS": "tcp"}
 VLLM: Final[dict[str, Any]] = {"engine": "vllm", "page_tokens": "32"}
 VLLM_HEAD_DIM: Final = 32
@@ -275,13 +276,17 @@ def run_one(scene: Scene, known: Asked, shape: str, target: str, name: str, faul
     recovered_s = 0.0
     with _asking(clients):
         try:
-            _until(lambda: all(each.answers or each.had >= BEGUN for each in clients), scene.stack)
+            scene.stack.wait_until(
+                lambda: all(each.answers or each.had >= BEGUN for each in clients), ANSWER_S, STANDSTILL
+            )
             fault(scene, target)
             ended = time.monotonic()
             scene.stack.wait_ready(scene.workers)
             recovered_s = time.monotonic() - ended
             done = sum(each.answers for each in clients)
-            _until(lambda: sum(each.answers for each in clients) >= done + SETTLED_ANSWERS, scene.stack)
+            scene.stack.wait_until(
+                lambda: sum(each.answers for each in clients) >= done + SETTLED_ANSWERS, ANSWER_S, STANDSTILL
+            )
         except AssertionError as error:
             problems.append(str(error))
     problems += [f"client {index}: {told}" for index, each in enumerate(clients) for told in each.wrong]
@@ -314,14 +319,6 @@ def _asking(clients: Sequence[Client]) -> Iterator[None]:
         leave.set()
         for thread in threads:
             thread.join(ANSWER_S)
-
-
-def _until(holds: Callable[[], bool], stack: Stack) -> None:
-    deadline = time.monotonic() + ANSWER_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"the streams do not go on\n{stack.tails()}")
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -238,11 +238,11 @@ class Stack:
         if different := not_back(self._gauges, start):
             raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
 
-    def wait_until(self, holds: Callable[[], Any], limit_s: float) -> None:
-        """Wait until `holds` returns True. Raises AssertionError after `limit_s` seconds."""
+    def wait_until(self, holds: Callable[[], Any], limit_s: float, problem: str = "") -> None:
+        """Wait until `holds` returns True. Raises AssertionError with `problem` after `limit_s` seconds."""
         give_up = time.monotonic() + limit_s
         while not holds():
-            assert time.monotonic() < give_up, self.tails()
+            assert time.monotonic() < give_up, f"{problem}\n{self.tails()}"
             time.sleep(0.01)
 
     def workers(self) -> list[dict[str, Any]]:
