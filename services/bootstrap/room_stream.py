@@ -4,7 +4,6 @@ What is left here is the shell: messages of the two workers become values, reque
 out, and its timers run on the event loop.
 """
 
-import asyncio
 from dataclasses import replace
 from typing import Any, Final
 
@@ -37,15 +36,15 @@ from baton.handover.opener_messages import (
     Stream,
     Suspect,
     TokenMessage,
-    Wait,
     WorkerMessage,
 )
-from baton.handover.requests import Report
+from baton.handover.requests import Report, StartTimer, StopTimer
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.request import Request, TokenBatch
 from baton.rooms.timeline import Moment
 from baton.runtime.logging import Log
+from baton.runtime.timers import Timers
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import (
     Malformed,
@@ -83,7 +82,7 @@ class RoomStream:
         # At most one batch for each token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
         self._room = OpenedRoom(entry.id, request, entry.names, timeout_s)
-        self._timers: dict[RoomTimer, asyncio.TimerHandle] = {}
+        self._timers = Timers(self._passed)
 
     @property
     def cached_tokens(self) -> int:
@@ -176,8 +175,10 @@ class RoomStream:
                 streams.to(self.entry.decode).end_choice(self.entry.id, choice)
             case FailReader(cause):
                 self._out.put(RoomFailed(cause.text, cause.reason))
-            case Wait(timer, seconds):
-                self._wait(timer, seconds)
+            case StartTimer(timer, after_s):
+                self._timers.start(timer, after_s)
+            case StopTimer(timer):
+                self._timers.stop(timer)
             case _:
                 self._record(request)
 
@@ -234,12 +235,6 @@ class RoomStream:
             prefill_ms=entry.prefill_ms,
             prefill_own_ms=entry.prefill_own_ms,
         )
-
-    def _wait(self, timer: RoomTimer, seconds: float | None) -> None:
-        if seconds is None:
-            self._timers.pop(timer).cancel()
-        else:
-            self._timers[timer] = asyncio.get_running_loop().call_later(seconds, self._passed, timer)
 
 
 def _message_from_wire(reply: Any) -> WorkerMessage | None:

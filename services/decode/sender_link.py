@@ -13,7 +13,7 @@ import grpc
 
 from baton.decode.receiver_identity import ReceiverIdentity
 from baton.handover.receiving_session import ReceivingSession
-from baton.handover.requests import ClaimRoom, Grant
+from baton.handover.requests import ClaimRoom, Grant, StartTimer, StopTimer
 from baton.handover.sender_problem import ProblemKind, SenderProblem
 from baton.handover.session_messages import (
     Answer,
@@ -26,8 +26,6 @@ from baton.handover.session_messages import (
     GrantAnswer,
     SenderQuiet,
     SessionRequest,
-    StartTimer,
-    StopTimer,
     Timer,
     Unneeded,
 )
@@ -36,6 +34,7 @@ from baton.pages.errors import LayoutMismatch
 from baton.pages.transfer_plan import plan_hand_over
 from baton.rooms.errors import NotConnected
 from baton.runtime.logging import Log
+from baton.runtime.timers import Timers
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
 from baton.wire.conversions import Malformed, cause_to_wire, tables_to_wire
@@ -44,7 +43,6 @@ from baton.wire.errors import NotQuiet, RemoteError, UnknownReceiver, WrongIncar
 from baton.wire.layout_messages import layout_from_wire
 from baton.wire.service_role import ServiceRole
 from baton.worker.mailbox import Mailbox
-from baton.worker.timers import Timers
 
 log = Log(__name__)
 

@@ -40,10 +40,9 @@ from baton.handover.opener_messages import (
     Stream,
     Suspect,
     TokenMessage,
-    Wait,
     WorkerMessage,
 )
-from baton.handover.requests import Report
+from baton.handover.requests import Report, StartTimer, StopTimer
 from baton.handover.token_merger import TokenMerger, TokensLost
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, PeerFault, Reason
@@ -121,7 +120,7 @@ class OpenedRoom:
     def start(self) -> None:
         """Send the room to its workers. Does nothing if it has ended already."""
         if not self.is_over:
-            self._wait(RoomTimer.LIMIT, self._limit_s)
+            self._start_timer(RoomTimer.LIMIT, self._limit_s)
             self._open_next()
 
     def opened(self, side: Side) -> None:
@@ -272,7 +271,7 @@ class OpenedRoom:
         echo = side is Side.PREFILL and cause.reason is Reason.RECEIVER_CLOSED
         if echo and Side.DECODE in self._open and not self.is_over:
             self._closing = cause
-            self._wait(RoomTimer.ROOT, ROOT_S)
+            self._start_timer(RoomTimer.ROOT, ROOT_S)
         else:
             self._fail(cause, side)
 
@@ -364,10 +363,10 @@ class OpenedRoom:
     def _end(self) -> None:
         """End the stream of tokens for its reader. The outcomes of the workers are awaited for LINGER_S."""
         self._merger.going.clear()
-        self._stop_waiting(RoomTimer.LIMIT)
-        self._stop_waiting(RoomTimer.ROOT)
+        self._stop_timer(RoomTimer.LIMIT)
+        self._stop_timer(RoomTimer.ROOT)
         if self._open:
-            self._wait(RoomTimer.LINGER, LINGER_S)
+            self._start_timer(RoomTimer.LINGER, LINGER_S)
         self._settle()
 
     def _settle(self) -> None:
@@ -376,19 +375,19 @@ class OpenedRoom:
         if self._settled or self._open or not self.is_over:
             return
         self._settled = True
-        self._stop_waiting(RoomTimer.LINGER)
+        self._stop_timer(RoomTimer.LINGER)
         for side in self._workers:
             if side not in self._holding:
                 self._requests.append(MarkRetired(side))
 
-    def _wait(self, timer: RoomTimer, seconds: float) -> None:
+    def _start_timer(self, timer: RoomTimer, seconds: float) -> None:
         self._timers.add(timer)
-        self._requests.append(Wait(timer, seconds))
+        self._requests.append(StartTimer(timer, seconds))
 
-    def _stop_waiting(self, timer: RoomTimer) -> None:
+    def _stop_timer(self, timer: RoomTimer) -> None:
         if timer in self._timers:
             self._timers.discard(timer)
-            self._requests.append(Wait(timer, None))
+            self._requests.append(StopTimer(timer))
 
     def _report(self, moment: Moment, detail: str) -> None:
         self._requests.append(Report(self.room, moment, detail))

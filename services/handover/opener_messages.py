@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
-from baton.handover.requests import Report
+from baton.handover.requests import Report, StartTimer, StopTimer
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.request import FinishReason, Score, Token, TokenBatch
@@ -182,15 +182,6 @@ class MarkRetired:
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Request to set a timer, whose end is reported by `OpenedRoom.passed`, or to stop it."""
-
-    timer: RoomTimer
-    seconds: float | None
-    """Length of the pause in seconds. None stops the timer."""
-
-
 OpenerRequest: TypeAlias = (
     TokenBatch
     | Open
@@ -206,7 +197,8 @@ OpenerRequest: TypeAlias = (
     | FailRest
     | FailReader
     | MarkRetired
-    | Wait
+    | StartTimer[RoomTimer]
+    | StopTimer[RoomTimer]
     | Report
 )
 """Request of a room at its opener. A `TokenBatch` is passed on to the reader."""

@@ -7,7 +7,8 @@ a close is sent again until the answer comes. A refused close is sent again afte
 from dataclasses import dataclass
 from typing import Final
 
-from baton.handover.session_messages import SessionRequest, StartTimer, StopTimer, Timer, TimerKind
+from baton.handover.requests import StartTimer, StopTimer
+from baton.handover.session_messages import SessionRequest, Timer, TimerKind
 from baton.ids import Generation, RoomId
 
 PAUSE_MIN_S: Final = 0.05

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton.handover.pending_closes import PendingCloses
-from baton.handover.requests import ClaimRoom, Grant
+from baton.handover.requests import ClaimRoom, Grant, StartTimer
 from baton.handover.sender_problem import ProblemKind, SenderProblem
 from baton.handover.session_messages import (
     Answer,
@@ -25,7 +25,6 @@ from baton.handover.session_messages import (
     GrantAnswer,
     SenderQuiet,
     SessionRequest,
-    StartTimer,
     Timer,
     TimerKind,
     Unneeded,

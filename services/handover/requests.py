@@ -6,7 +6,7 @@ driver decides nothing when it carries one out. The result enters the side as a 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from baton.ids import Generation, Incarnation, PageTables, RoomId
 from baton.pages.record import MetadataRecord
@@ -15,6 +15,24 @@ from baton.rooms.errors import Cause
 from baton.rooms.evidence import Proof
 from baton.rooms.phases import Phase
 from baton.rooms.timeline import Moment
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer(Generic[K]):
+    """Request to report the end of a timer after `after_s` seconds. A running timer of this key starts
+    anew."""
+
+    timer: K
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimer(Generic[K]):
+    """Request to stop a timer, if it runs."""
+
+    timer: K
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from baton.handover.early_grants import EarlyGrant, EarlyGrantOwner, EarlyGrants
-from baton.handover.session_messages import StartTimer, StopTimer, Timer, TimerKind, TimerRequest
+from baton.handover.requests import StartTimer, StopTimer
+from baton.handover.session_messages import Timer, TimerKind, TimerRequest
 from baton.ids import Generation, Incarnation, RoomId
 from baton.rooms.errors import UnknownRoom
 

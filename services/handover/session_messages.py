@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from baton.handover.requests import StartTimer, StopTimer
 from baton.handover.sender_problem import SenderProblem
 from baton.ids import Generation, Incarnation, RoomId
 from baton.rooms.errors import Cause
@@ -31,23 +32,7 @@ class Timer:
     """Room that the timer is about. NO_ROOM for the whole session."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimer:
-    """Request to call `fire` with the timer after `after_s` seconds. A running timer of this name starts
-    anew."""
-
-    timer: Timer
-    after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StopTimer:
-    """Request to stop a timer, if it runs."""
-
-    timer: Timer
-
-
-TimerRequest: TypeAlias = StartTimer | StopTimer
+TimerRequest: TypeAlias = StartTimer[Timer] | StopTimer[Timer]
 
 
 @dataclass(frozen=True, slots=True)

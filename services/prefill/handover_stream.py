@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeAlias, TypeVar, assert_never
 
+from baton.handover.requests import StartTimer, StopTimer
 from baton.handover.sending_session import (
     AnswerClose,
     AnswerGrant,
@@ -20,15 +21,15 @@ from baton.handover.sending_session import (
     SendingRequest,
     SendingSession,
 )
-from baton.handover.session_messages import StartTimer, StopTimer, Timer
+from baton.handover.session_messages import Timer
 from baton.ids import Generation, Incarnation, RoomId
 from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import PeerFault, Refusal
+from baton.runtime.timers import Timers
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.channel import check_incarnation
 from baton.wire.errors import refusal_to_wire
 from baton.wire.layout_messages import layout_to_wire
-from baton.worker.timers import Timers
 
 ANSWERS_MAX: Final = 4_096
 """Most answers that may wait until the decode worker reads them. While more wait, this worker reads no

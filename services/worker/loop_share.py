@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from baton.parallel.rank_group import RankGroup
 from baton.runtime.clock import Clock
-from baton.runtime.pending_events import PendingEvents
+from baton.worker.pending_events import PendingEvents
 
 LULL_PART: Final = 4
 """Divisor of the time for which gRPC handlers have the event loop after a turn. Their time ends early if no

@@ -25,8 +25,8 @@ from baton.rooms.phases import Effect, ReceiverEffect, Vote
 from baton.rooms.roster import Capacity, Roster
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
-from baton.runtime.pending_events import PendingEvents
 from baton.worker.loop_share import LoopShare, TimedGroup
+from baton.worker.pending_events import PendingEvents
 
 log = Log(__name__)
 

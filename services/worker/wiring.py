@@ -25,7 +25,6 @@ from baton.runtime import service_process
 from baton.runtime.clock import Clock, SystemClock
 from baton.runtime.cpu_affinity import pin
 from baton.runtime.logging import name_rooms
-from baton.runtime.pending_events import SystemPendingEvents
 from baton.runtime.worker_settings import WorkerSettings
 from baton.telemetry.process_metrics import describe_process
 from baton.transfer.exposure import Exposure
@@ -43,6 +42,7 @@ from baton.worker.lifecycle.follower_host import FollowerHost
 from baton.worker.lifecycle.leader_host import Role, WorkerHost
 from baton.worker.lifecycle.startup import agree_on, explained, form_group, load_together
 from baton.worker.metrics import WorkerMetrics
+from baton.worker.pending_events import SystemPendingEvents
 from baton.worker.rank_work import RankWork
 from baton.worker.step_thread import StepThread
 from baton.worker.turn_loop import TurnProgress, run_turns

@@ -38,7 +38,7 @@ PRIVATE: Final[dict[str, tuple[str, Callable[[], object]]]] = {
     ),
     "_compile_jinja_template": ("api/text/chat_template.py", lambda: chat_template_utils),
     "_devices": ("runtime/gloo_connections.py", gloo_options),
-    "_get_backend_id": ("runtime/pending_events.py", lambda: uvloop.Loop),
+    "_get_backend_id": ("worker/pending_events.py", lambda: uvloop.Loop),
     "_get_dtype_plan": ("engine/loading/weight_files.py", lambda: PreTrainedModel),
     "_global_mapping": (
         "engine/loading/capability_probes.py",

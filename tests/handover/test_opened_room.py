@@ -31,9 +31,8 @@ from baton.handover.opener_messages import (
     Stream,
     Suspect,
     TokenMessage,
-    Wait,
 )
-from baton.handover.requests import Report
+from baton.handover.requests import Report, StartTimer, StopTimer
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
@@ -121,9 +120,9 @@ class Driver:
             case Leave(side):
                 assert side in self.open, "nobody leaves a stream that has ended"
                 self.open.discard(side)
-            case Wait(timer, None):
+            case StopTimer(timer):
                 self.timers.remove(timer)
-            case Wait(timer, _):
+            case StartTimer(timer):
                 self.timers.add(timer)
             case MarkRetired(side):
                 self.retired.append(side)
@@ -157,17 +156,17 @@ def streaming(made: Request | None = None) -> Driver:
 
 def over(cause: Cause, *left: Any) -> list[Any]:
     """Return the requests with which a failure ends a room."""
-    return [Fail(cause), FailReader(cause), Wait(RoomTimer.LIMIT, None), *left]
+    return [Fail(cause), FailReader(cause), StopTimer(RoomTimer.LIMIT), *left]
 
 
-LINGER: Final = Wait(RoomTimer.LINGER, LINGER_S)
-NO_LINGER: Final = Wait(RoomTimer.LINGER, None)
+LINGER: Final = StartTimer(RoomTimer.LINGER, LINGER_S)
+NO_LINGER: Final = StopTimer(RoomTimer.LINGER)
 
 
 def test_both_workers_are_called_before_either_answers_and_decode_first() -> None:
     room = Driver(OpenedRoom(RoomId(7), request(), NAMES, LIMIT_S))
     room.room.start()
-    assert room.take() == [Wait(RoomTimer.LIMIT, LIMIT_S), Open(D), Open(P)]
+    assert room.take() == [StartTimer(RoomTimer.LIMIT, LIMIT_S), Open(D), Open(P)]
 
 
 def test_each_position_is_passed_on_once_from_whichever_worker_is_first() -> None:
@@ -176,7 +175,7 @@ def test_each_position_is_passed_on_once_from_whichever_worker_is_first() -> Non
     assert room.message(P, first(7)) == [CountPrompt(P, 3), Stream(), batch([7])]
     assert room.message(D, Accepted()) == room.message(P, DONE) == []
     assert room.message(D, tokens(0, [7, 8])) == [batch([8])]
-    end = [Wait(RoomTimer.LIMIT, None), LINGER, MarkAnswered("3 tokens passed on"), batch([9], LENGTH)]
+    end = [StopTimer(RoomTimer.LIMIT), LINGER, MarkAnswered("3 tokens passed on"), batch([9], LENGTH)]
     assert room.message(D, tokens(1, [8, 9], LENGTH)) == end
     assert room.message(D, DONE) == [NO_LINGER]
     assert room.room.is_settled
@@ -325,9 +324,9 @@ def test_first_cause_wins_decodes_own_cause_is_awaited() -> None:
     room = started()
     for message in (Accepted(), first(7)):
         room.message(P, message)
-    assert room.message(P, RoomOutcome(CLOSED)) == [Wait(RoomTimer.ROOT, ROOT_S)]
+    assert room.message(P, RoomOutcome(CLOSED)) == [StartTimer(RoomTimer.ROOT, ROOT_S)]
     assert room.message(D, tokens(1, [8])) == [batch([8])]
-    assert room.message(D, RoomOutcome(NAN)) == over(NAN, Wait(RoomTimer.ROOT, None))
+    assert room.message(D, RoomOutcome(NAN)) == over(NAN, StopTimer(RoomTimer.ROOT))
     assert room.room.is_settled
 
 
@@ -362,7 +361,7 @@ def test_terminal_reaches_peer_a_failure_after_the_answer_ends_the_other_worker(
 def test_a_worker_that_the_end_of_an_answered_room_reached_ends_nothing() -> None:
     room = streaming()
     room.room.stop()
-    assert room.take() == [Wait(RoomTimer.LIMIT, None), LINGER, Stop()]
+    assert room.take() == [StopTimer(RoomTimer.LIMIT), LINGER, Stop()]
     assert room.message(D, RoomOutcome(ANSWERED)) == [NO_LINGER]
 
 
@@ -403,7 +402,7 @@ def test_a_client_that_hangs_up_ends_the_room_once_and_gets_no_error() -> None:
     room.room.give_up(GONE)
     room.room.give_up(GONE)
     room.room.stop()
-    assert room.take() == [Wait(RoomTimer.LIMIT, None), LINGER, Fail(GONE)]
+    assert room.take() == [StopTimer(RoomTimer.LIMIT), LINGER, Fail(GONE)]
     assert room.passed(RoomTimer.LINGER) == [Leave(D, GONE)]
     assert (room.errors, room.room.cause, room.retired) == ([], None, [])
 

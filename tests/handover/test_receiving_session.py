@@ -3,7 +3,7 @@
 import pytest
 
 from baton.handover.receiving_session import OPEN_PAUSE_MAX_S, UNNAMED_PAUSE_MAX_S, ReceivingSession
-from baton.handover.requests import ClaimRoom, Grant
+from baton.handover.requests import ClaimRoom, Grant, StartTimer, StopTimer
 from baton.handover.sender_problem import ProblemKind, SenderProblem
 from baton.handover.session_messages import (
     Answer,
@@ -15,8 +15,6 @@ from baton.handover.session_messages import (
     ConnectionMade,
     GrantAnswer,
     SenderQuiet,
-    StartTimer,
-    StopTimer,
     Timer,
     TimerKind,
     Unneeded,

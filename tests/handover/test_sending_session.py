@@ -1,6 +1,7 @@
 """Dialogues of a prefill worker's half of a session, in plain values."""
 
 from baton.handover.early_grants import EarlyGrants
+from baton.handover.requests import StartTimer, StopTimer
 from baton.handover.sending_session import (
     EARLY_GRANT_S,
     AnswerClose,
@@ -10,7 +11,7 @@ from baton.handover.sending_session import (
     AwaitQuiet,
     SendingSession,
 )
-from baton.handover.session_messages import StartTimer, StopTimer, Timer, TimerKind
+from baton.handover.session_messages import Timer, TimerKind
 from baton.ids import Generation, Incarnation, RoomId
 from baton.rooms.errors import PeerFault, UnknownRoom
 

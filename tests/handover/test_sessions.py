@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.handover.early_grants import EarlyGrants
 from baton.handover.receiving_session import ReceivingSession
-from baton.handover.requests import ClaimRoom, Grant
+from baton.handover.requests import ClaimRoom, Grant, StartTimer, StopTimer
 from baton.handover.sender_problem import ProblemKind, SenderProblem
 from baton.handover.sending_session import (
     AnswerClose,
@@ -27,8 +27,6 @@ from baton.handover.session_messages import (
     ConnectionMade,
     GrantAnswer,
     SenderQuiet,
-    StartTimer,
-    StopTimer,
     Timer,
     Unneeded,
 )

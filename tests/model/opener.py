@@ -18,9 +18,9 @@ from baton.handover.opener_messages import (
     RoomOutcome,
     Stop,
     Stream,
-    Wait,
     WorkerMessage,
 )
+from baton.handover.requests import StartTimer, StopTimer
 from baton.ids import RoomId
 from baton.rooms.errors import Cause
 from baton.rooms.phases import Side
@@ -93,7 +93,7 @@ class Opener:
         ends = [each for each in done if isinstance(each, MarkAnswered | Stop | Fail)]
         if len(ends) + was_over > 1:
             raise Broken(Law.FIRST_CAUSE_WINS, f"a room has ended, and ends again: {ends}")
-        return tuple(each for each in done if not isinstance(each, Stream | Wait | tuple))
+        return tuple(each for each in done if not isinstance(each, Stream | StartTimer | StopTimer | tuple))
 
     def standing(self) -> OpenerStanding:
         read = frozenset(SIDES.index(side) for side in self._read)

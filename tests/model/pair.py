@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from baton.handover.early_grants import EarlyGrants
 from baton.handover.receiving_session import CONNECT_PAUSE_S, ReceivingSession
-from baton.handover.requests import ClaimRoom, Grant
+from baton.handover.requests import ClaimRoom, Grant, StartTimer
 from baton.handover.sender_problem import ProblemKind, SenderProblem
 from baton.handover.sending_session import (
     AnswerClose,
@@ -31,7 +31,6 @@ from baton.handover.session_messages import (
     ConnectionMade,
     GrantAnswer,
     SenderQuiet,
-    StartTimer,
     Timer,
     TimerKind,
     Unneeded,

@@ -2,7 +2,7 @@
 
 
 class NoArrivals:
-    """`baton.runtime.pending_events.PendingEvents` of a loop to which nothing comes."""
+    """`baton.worker.pending_events.PendingEvents` of a loop to which nothing comes."""
 
     def waiting(self, lull_us: int) -> bool:
         return False

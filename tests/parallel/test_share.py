@@ -12,8 +12,8 @@ import uvloop
 from baton.parallel.rank_group import RankGroup
 from baton.parallel.solo import SoloGroup
 from baton.runtime.clock import SystemClock
-from baton.runtime.pending_events import SystemPendingEvents
 from baton.worker.loop_share import SHARE_MAX_US, TimedGroup
+from baton.worker.pending_events import SystemPendingEvents
 from baton.worker.turn_loop import TurnProgress, run_turns
 from tests.parallel.test_dimensions import RoomsOnly
 from tests.patience import PATIENCE_S
@@ -63,7 +63,7 @@ class Busy(RoomsOnly):
 
 
 class Handlers:
-    """`baton.runtime.pending_events.PendingEvents`: what they have to do yet waits."""
+    """`baton.worker.pending_events.PendingEvents`: what they have to do yet waits."""
 
     def __init__(self, time: Time) -> None:
         self._time = time

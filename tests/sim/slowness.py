@@ -93,7 +93,7 @@ class CoreClock:
 
 
 class QueuedArrivals:
-    """`baton.runtime.pending_events.PendingEvents`: nothing is between the simulated network and the loop."""
+    """`baton.worker.pending_events.PendingEvents`: nothing is between the simulated network and the loop."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
