@@ -39,7 +39,9 @@ class VllmRunner:
         parts = [self._compute(part) for part in self._parts(rows)]
         self._memory.copy_layers([page for pages, first in needed for page in pages[first:]], back=True)
         computed = [part for part in parts if part is not None]
-        return torch.cat(computed) if computed else None
+        if len(computed) < 2:
+            return computed[0] if computed else None  # not copied, as `torch.cat` would
+        return torch.cat(computed)
 
     def release(self, sequence: TokenSequence) -> None:
         """Forget a sequence that has ended. From any thread."""
@@ -93,5 +95,5 @@ class VllmRunner:
             wanted = list(range(len(wanted)))
         if logits is None or not wanted:  # another tensor rank has them
             return None
-        chosen: torch.Tensor = logits[torch.tensor(wanted), : self._vocab_size].float()
-        return chosen
+        chosen: torch.Tensor = logits if wanted == list(range(len(logits))) else logits[torch.tensor(wanted)]
+        return chosen[:, : self._vocab_size].float()
