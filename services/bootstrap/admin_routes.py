@@ -8,7 +8,7 @@
 The platform calls these three without a key. Only operators see which workers are concerned. The other routes
 are for operators alone, and may be on a port of their own.
 
-* `GET /metrics`: Prometheus text.
+* `GET /metrics`: Prometheus text. `?name[]=`: series of exactly this name, may be repeated.
 * `GET /rooms`: newest rooms first. `?request_id=`: rooms of exactly this request. `?limit=`: most rooms.
 * `GET /rooms/{id}`: one room's timeline.
 * `PUT /workers/{name}?prefill_weight=`: set the weight (0 to 100) of a process that serves both sides, from
@@ -36,6 +36,8 @@ from baton.wire.registration import process_from_wire
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
+NAMES_MAX: Final = 64
+"""Most names of series that one request for metrics may list."""
 ID_CHARS_MAX: Final = 20
 """Most decimal digits of a 64-bit room id."""
 
@@ -101,9 +103,12 @@ def admin_router(
         return JSONResponse({**body, "decode_weight": WEIGHT_TOTAL - prefill_weight})
 
     @router.get("/metrics")
-    async def metrics_page(request: Request) -> Response:
+    async def metrics_page(
+        request: Request, name: list[str] = Query([], alias="name[]", max_length=NAMES_MAX)
+    ) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(metrics), media_type=content_type)
+        chosen = metrics.restricted_registry(name) if name else metrics
+        return Response(encode(chosen), media_type=content_type)
 
     @router.get("/rooms")
     async def rooms(

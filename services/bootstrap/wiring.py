@@ -26,6 +26,7 @@ from baton.bootstrap.reasoning_key import read_reasoning_key
 from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.settings import BootstrapSettings
+from baton.bootstrap.stack_metrics import StackCollector
 from baton.bootstrap.timeline.routes import page_router, timeline_router
 from baton.fleet.registry import Registry
 from baton.fleet.retry import RetryBounds
@@ -146,6 +147,9 @@ def _make_rooms(
     name_rooms(partial(_ids, registry))
     queued = rooms.admission.queued_by_class, rooms.admission.queued_by_side
     metrics_registry.register(RegistryCollector(registry, *queued))
+    metrics_registry.register(
+        StackCollector(registry, rooms.admission.queue_counts, clock.now_ms, facts.name)
+    )
     return rooms
 
 

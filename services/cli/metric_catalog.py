@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.http.metrics import HttpMetrics
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from baton.bootstrap.stack_metrics import MODEL_LABEL, QueueCounts, StackCollector
 from baton.decode.metrics import DecodeMetrics
 from baton.fleet.registry import Registry
 from baton.prefill.metrics import PrefillMetrics
@@ -48,6 +49,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_admission_refused_requests_total",
         "baton_worker_places",
         "baton_worker_kv_tokens",
+        "baton_prefill_queue_seconds",
         "baton_rooms_retracted_total",
         "baton_retraction_recomputed_tokens_total",
         "baton_prompts_computed_total",
@@ -73,6 +75,11 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_decode_retracted_tokens_total",
         "baton_prefix_queried_tokens_total",
         "baton_prefix_reused_tokens_total",
+    ),
+    "What does a gateway's endpoint picker read of the whole stack?": (
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_running",
+        "vllm:kv_cache_usage_perc",
     ),
     "Where does the time go?": (
         "baton_admission_wait_seconds",
@@ -115,6 +122,14 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
     ("baton_build_info", "worker"): "the worker's name, or `bootstrap`",
     ("baton_build_info", "rank"): "`0` leads",
     ("baton_http_requests_total", "route"): "path templates that are served, or `none`",
+    **dict.fromkeys(
+        (
+            ("vllm:num_requests_waiting", MODEL_LABEL),
+            ("vllm:num_requests_running", MODEL_LABEL),
+            ("vllm:kv_cache_usage_perc", MODEL_LABEL),
+        ),
+        "the model's name",
+    ),
 }
 """Description of the values of a label, by (metric, label). Listed are labels whose values are unknown before
 a process runs."""
@@ -162,7 +177,9 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     bootstrap, prefill, decode = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     describe_process(bootstrap, BOOTSTRAP, BOOTSTRAP, rank=0)
     BootstrapMetrics(bootstrap)
-    bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), dict, dict))
+    empty = Registry("", 1, 1, 1, 1)
+    bootstrap.register(RegistryCollector(empty, dict, dict))
+    bootstrap.register(StackCollector(empty, QueueCounts, lambda: 0, ""))
     HttpMetrics(bootstrap)
     ClosedConnections(bootstrap)
     yield BOOTSTRAP, bootstrap

@@ -17,6 +17,7 @@ from baton.bootstrap.request_stream import RequestStream
 from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import RoomStream
+from baton.bootstrap.stack_metrics import StackCollector
 from baton.fleet.registry import Registry
 from baton.fleet.retry import RetryBounds
 from baton.fleet.room_entry import RoomEntry, RoomPhase
@@ -330,6 +331,9 @@ class House:
         self.admission = self.rooms.admission
         queued = self.admission.queued_by_class, self.admission.queued_by_side
         self.metrics.register(RegistryCollector(self.registry, *queued))
+        self.metrics.register(
+            StackCollector(self.registry, self.admission.queue_counts, self.clock.now_ms, "m")
+        )
         self.backend = RoomBackend(self.rooms, 500, timeout_s, RetryBounds(rooms_max, wait_s))
         self.prefill = PrefillWorker("prefill-0", P, Incarnation(11), rooms_max=places, pid=111)
         self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)

@@ -135,3 +135,13 @@ async def test_gauges_follow_the_registry_back_to_zero(at: House) -> None:
     at.retired(1)
     assert await gauge('baton_rooms{phase="open"}') == await gauge('baton_rooms{phase="closing"}') == 0
     assert await gauge('baton_admission_queue_requests{class="default"}') == 0
+
+
+async def test_a_scraper_may_name_the_series_that_it_wants(at: House) -> None:
+    names = ["vllm:num_requests_waiting", "baton_rooms"]
+    async with client(at) as http:
+        text = (await http.get("/metrics", params={"name[]": names})).text
+        many = await http.get("/metrics", params={"name[]": ["baton_rooms"] * 65})
+    series = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    assert series == set(names)
+    assert many.status_code == 400

@@ -146,3 +146,56 @@ async def test_those_who_wait_are_counted_on_the_side_that_has_no_space_for_the_
     at.rooms.update_load(at.decode.incarnation, WorkerLoad((100,), (0,), 0, 0, 0, RoomId(0), 1))
     await waiting
     assert sides() == (0, 0)
+
+
+def of_stack(at: House) -> tuple[float, float, float]:
+    """Return what a gateway reads: waiting requests, running requests, and the used share of the KV cache."""
+    names = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")
+    waiting, running, used = (count(at, f"vllm:{name}", model_name="m") for name in names)
+    return waiting, running, used
+
+
+async def test_a_gateway_reads_one_server_where_there_is_a_stack(at: House) -> None:
+    assert of_stack(at) == (0, 0, 0)
+    await at.admission.admit("a", 300, 500)
+    assert of_stack(at) == (1, 0, 0.5), "decode is the fuller side"
+    at.registry.mark_streaming(RoomId(1))
+    assert of_stack(at)[:2] == (0, 1)
+    await at.admission.admit("b", 3, 5)
+    queued = asyncio.ensure_future(at.admission.admit("c", 3, 5))
+    await until(lambda: at.admission.queued() == 1)
+    assert of_stack(at)[:2] == (2, 1), "one waits for workers, one for its prompt"
+    at.rooms.answered(RoomId(1))
+    assert of_stack(at)[:2] == (2, 0), "an answered request runs no more, although its room is not retired"
+    at.retired(1)
+    await queued
+    for room in (2, 3):
+        at.rooms.answered(RoomId(room))
+        at.retired(room)
+    assert of_stack(at) == (0, 0, 0)
+
+
+async def test_a_gateway_does_not_see_canaries(at: House) -> None:
+    pair = (at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation))
+    room = at.admission.open_on("canary", pair, Need(5, 5)).id
+    assert of_stack(at)[:2] == (0, 0)
+    at.registry.mark_streaming(room)
+    assert of_stack(at)[:2] == (0, 0)
+
+
+async def test_prefills_queue_is_told_in_seconds_of_one_worker(at: House) -> None:
+    name = "baton_prefill_queue_seconds"
+    assert count(at, name) == 0
+    await at.admission.admit("a", 300, 500)
+    assert count(at, name) == 0, "no throughput is known"
+    load = WorkerLoad((0,), (0,), 0, 0, 0, RoomId(0), 1, tokens_waiting=100, tokens_per_s=200)
+    at.rooms.update_load(at.prefill.incarnation, load)
+    assert count(at, name) == 2, "100 tokens that it reports, and 300 placed since"
+    await at.admission.admit("b", 100, 105)
+    queued = asyncio.ensure_future(at.admission.admit("c", 50, 55))
+    await until(lambda: at.admission.queued() == 1)
+    assert count(at, name) == 2.75, "the queue at the router counts, too"
+    queued.cancel()
+    await asyncio.gather(queued, return_exceptions=True)
+    at.registry.drain(at.prefill.incarnation)
+    assert count(at, name) == 0, "the work of a draining worker is no reason for another one"

@@ -46,7 +46,7 @@ def test_every_metric_says_what_it_means_and_answers_one_question() -> None:
     assert sorted(asked) == sorted({each.name for each in metrics})
     for each in metrics:
         assert each.text.endswith("."), each
-        assert each.name.startswith(("baton_", "process_")), each
+        assert each.name.startswith(("baton_", "process_", "vllm:")), each
         assert each.name.endswith("_total") is (each.kind == "counter"), each
 
 

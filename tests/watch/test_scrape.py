@@ -176,7 +176,10 @@ def _is(series: Mapping[str, str], name: str, labels: Mapping[str, str]) -> bool
 def test_the_text_of_each_endpoint_is_what_prometheus_recommends(watched: Watched, role: str) -> None:
     text = web().get(f"http://{watched.instance(role)}/metrics").text
     assert "baton_build_info" in text
-    result = promtool("check", "metrics", text=text)
+    # promtool keeps names with a colon for rules. Gateways read vLLM's names, which have one.
+    ours = "".join(line for line in text.splitlines(keepends=True) if "vllm:" not in line)
+    assert ("vllm:" in text) is (role == "bootstrap")
+    result = promtool("check", "metrics", text=ours)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 

@@ -22,6 +22,7 @@ from baton.bootstrap.admission.placement_request import (
 from baton.bootstrap.admission.queue_bounds import QueueBounds
 from baton.bootstrap.admission.ready_wait import ReadyWait
 from baton.bootstrap.metrics import BootstrapMetrics, RefusalReason
+from baton.bootstrap.stack_metrics import QueueCounts
 from baton.bootstrap.timelines import Timelines
 from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueEntry, QueueKey
 from baton.fleet.need import Need
@@ -181,6 +182,11 @@ class Admission:
     def queued(self) -> int:
         """Return the number of requests in the queue for a pair of workers."""
         return len(self._line) + self._ready_wait.total()
+
+    def queue_counts(self) -> QueueCounts:
+        """Return how many requests wait for workers, and their prompt tokens to compute or score."""
+        needs = [one.waiting.request.need for one in self._line]
+        return QueueCounts(self.queued(), sum(each.prompt_tokens + each.scores for each in needs))
 
     def queued_by_class(self) -> Counter[int]:
         return self._line.by_class() + self._ready_wait.by_class()
