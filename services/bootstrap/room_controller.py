@@ -80,7 +80,10 @@ class RoomController:
     # ---- workers
 
     def register(self, facts: WorkerFacts, turn_ms: int = 0) -> None:
+        was_known = self.registry.model.weights_known
         self.registry.register(facts, self.clock.now_ms(), turn_ms)
+        if not was_known:
+            log.info("these weights are served from now on", worker=facts.name, model=facts.model)
         log.info("worker registered", worker=facts.name, side=facts.side.value, address=facts.address)
         self._resend_ends(facts)
         self.admission.wake()

@@ -44,7 +44,9 @@ class BootstrapSettings(ServiceSettings):
 
     role: ClassVar[str] = "bootstrap"
 
-    model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)
+    model: str = setting(
+        "demo", "A model directory, which may lack weights, a GGUF file, or the word demo.", TEXT
+    )
     served_model_name: str = setting(
         "", "Names that clients ask for, by commas (not given: the model's own name).", TEXT
     )

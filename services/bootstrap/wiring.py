@@ -133,6 +133,7 @@ def _make_rooms(
         done_max=settings.rooms_kept,
         failed_max=settings.failed_rooms_kept,
         context_length=facts.context_length,
+        weights_known=facts.weights_known,
     )
     rooms = RoomController(
         registry,
@@ -258,14 +259,17 @@ def _ids(registry: Registry, room: RoomId) -> Mapping[str, str]:
 
 def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
     load_format = LoadFormat(settings.load_format)
-    source = resolve(settings.model, load_format)
+    source = resolve(settings.model, load_format, may_lack_weights=True)
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
     facts = read_model(
         directory,
         next(iter(settings.served_names), ""),
         dummy=load_format is LoadFormat.DUMMY,
         context_length=settings.context_length,
+        may_lack_weights=True,
     )
+    if not facts.weights_known:
+        log.info("no weights here: the first worker that registers decides which ones are served")
     model = load_served_model(
         directory,
         facts,

@@ -11,6 +11,7 @@ from baton.fleet.placement import Pair, choose_reserved, place, place_retracted,
 from baton.fleet.prefix_affinity import Block
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_table import RoomTable, remember
+from baton.fleet.stack_model import StackModel
 from baton.fleet.worker_record import Worker, WorkerState
 from baton.fleet.worker_table import DEPARTED_MAX, WorkerTable
 from baton.ids import Incarnation, RoomId
@@ -38,14 +39,15 @@ class Registry(WorkerTable, RoomTable):
         done_max: int,
         failed_max: int,
         context_length: int = 0,
+        *,
+        weights_known: bool = True,
     ) -> None:
         """Make a registry without workers and rooms.
 
-        `model`, `context_length`: fingerprint and context length that every worker must have. `first_room`:
-        first room id, random, at least 1 and below 2^62. `done_max`, `failed_max`: most ended rooms that are
+        `model`, `context_length`, `weights_known`: as in `StackModel`. `first_room`: first room id, random, at least 1 and below 2^62. `done_max`, `failed_max`: most ended rooms that are
         remembered, answered and failed ones.
         """
-        WorkerTable.__init__(self, model, lease_ms, context_length)
+        WorkerTable.__init__(self, StackModel(model, context_length, weights_known), lease_ms)
         RoomTable.__init__(self, first_room, done_max, failed_max)
         self._reserved: list[Worker] = []
         """Decode workers that are reserved during the present scan of the queue, each for one request."""

@@ -10,18 +10,17 @@ from typing import Final
 
 from baton.fleet.pair_health import PairHealth
 from baton.fleet.side_workers import SideWorkers
+from baton.fleet.stack_model import StackModel, check_pages, check_stack
 from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation
-from baton.pages.layout import PLAIN
 from baton.rooms.errors import (
     DeclaredGone,
     NameInUse,
     TurnStalled,
     UnknownWorker,
-    WorkerRefused,
 )
 from baton.rooms.phases import Side
-from baton.rooms.worker_facts import WEIGHT_TOTAL, ServedEngine, StackFacts, WorkerFacts, served_engine
+from baton.rooms.worker_facts import WEIGHT_TOTAL, ServedEngine, WorkerFacts, served_engine
 
 DEPARTED_MAX: Final = 1024
 TURN_MS_MAX: Final = 3_000
@@ -35,11 +34,9 @@ lost, in milliseconds. It is about twice the time to start, to load and to pass 
 class WorkerTable:
     """Registered workers by incarnation: the base class of `Registry` that knows no rooms."""
 
-    def __init__(self, model: str, lease_ms: int, context_length: int) -> None:
-        """Make an empty table. `model`, `context_length`: fingerprint and length that all workers must
-        have."""
+    def __init__(self, model: StackModel, lease_ms: int) -> None:
+        """Make an empty table. `model`: what all workers must serve."""
         self.model = model
-        self.context_length = context_length
         self.lease_ms = lease_ms
         self._listened_ms: int | None = None
         """Time of the last call of `expired`, in milliseconds."""
@@ -92,10 +89,7 @@ class WorkerTable:
         incarnation of the name holds its lease. Raises DeclaredGone, and TurnStalled if the last turn is too
         long ago.
         """
-        if facts.model != self.model:
-            raise WorkerRefused("model", self.model, facts.model)
-        if facts.context_length != self.context_length:
-            raise WorkerRefused("context_length", str(self.context_length), str(facts.context_length))
+        self.model.check(facts)
         self._check_lives(facts.incarnation)
         self._check_turns(turn_ms)
         known = self._workers.get(facts.incarnation)
@@ -106,6 +100,7 @@ class WorkerTable:
             self.sides[facts.side].enter(known)
             self._link_twin(known)
             self._silent.pop(facts.incarnation, None)
+            self.model.accept(facts)
         self._renew_lease(known, now_ms)
 
     def renew(self, incarnation: Incarnation, now_ms: int, turn_ms: int = 0) -> None:
@@ -331,10 +326,10 @@ class WorkerTable:
             left_ms = max(self._workers[holder].lease_until_ms - now_ms, 0)
             raise NameInUse(f"{facts.name} is held by incarnation {holder} for {left_ms} ms")
         for worker in islice(self._leases.values(), 1):
-            _check_stack(worker.facts.stack, facts.stack)
+            check_stack(worker.facts.stack, facts.stack)
         for side in self.sides.values():
             for page_tokens in side.page_sizes:
-                _check_pages(page_tokens, facts.page_tokens, encoded=_is_encoded(facts))
+                check_pages(page_tokens, facts)
 
     def _expect(self, worker: Worker, now_ms: int) -> None:
         """Record that a lost worker, or one in its place, is expected soon, if the lost one was ever
@@ -377,24 +372,3 @@ class WorkerTable:
         if twin is not None:
             twin.twin = None
             self._loaded(twin)
-
-
-def _is_encoded(facts: WorkerFacts) -> bool:
-    return any(each != PLAIN for each in facts.stack.encoding)
-
-
-def _check_stack(known: StackFacts, new: StackFacts) -> None:
-    got = new.in_words()
-    for name, want in known.in_words().items():
-        if want != got[name]:
-            raise WorkerRefused(name, want, got[name])
-
-
-def _check_pages(known: int, new: int, *, encoded: bool) -> None:
-    """Raise WorkerRefused unless pages of both sizes can be handed over. `encoded`: whether pages can only be
-    sent whole."""
-    small, large = sorted((known, new))
-    if encoded and small != large:
-        raise WorkerRefused("page_tokens", str(known), f"{new}: encoded pages go whole")
-    if large % small:
-        raise WorkerRefused("page_tokens", str(known), f"{new}: neither is a multiple")

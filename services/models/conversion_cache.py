@@ -23,7 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from baton.models.model_facts import reading, sampled_digest
+from baton.models.fingerprint import sampled_digest
+from baton.models.model_facts import reading
 from baton.runtime.child_process import child_environ, module_command, tied_command
 from baton.runtime.errors import StartupError
 

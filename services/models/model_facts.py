@@ -1,6 +1,5 @@
 """Facts about a model from its files, such as its context length, without loading it."""
 
-import hashlib
 import json
 import struct
 from collections.abc import Iterator, Sequence
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeGuard
 
+from baton.models.fingerprint import config_digest, weights_digest
 from baton.models.model_requirements import Json, canonical, text_words
 from baton.rooms.request import EOS_TOKEN_IDS_MAX
 from baton.runtime.errors import StartupError, describe_error
@@ -20,9 +20,6 @@ SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 INDEX_ENDS: Final = ".safetensors.index.json"
 HEADER_BYTES_MAX: Final = 100 * 2**20
-SAMPLES: Final = 32
-SAMPLE_BYTES: Final = 64 * 2**10
-VOLATILE: Final = frozenset({"_name_or_path", "_model_name_or_path", "transformers_version"})
 CONTEXT_KEYS: Final = (
     "model_max_length",
     "max_position_embeddings",
@@ -89,22 +86,33 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     """End-of-sequence token ids in ascending order. Empty for a model that never ends by itself."""
     fingerprint: str
-    """Hash of configuration and weights in 32 hexadecimal digits. It does not depend on the model's path."""
+    """Hash of the configuration, then of the weights (`baton.models.fingerprint`). It does not depend on the
+    model's path. If the weights are unknown, it is the configuration's alone."""
+    weights_known: bool = True
+    """Whether `fingerprint` includes the weights."""
 
 
 def read_model(
-    directory: Path, name: str = "", *, dummy: bool = False, context_length: int = 0
+    directory: Path,
+    name: str = "",
+    *,
+    dummy: bool = False,
+    context_length: int = 0,
+    may_lack_weights: bool = False,
 ) -> ModelFacts:
     """Return the facts of the model in `directory`.
 
     `name`: name for clients, by default the directory's own. `dummy`: weights are not read and may be
     missing. `context_length`: value of `--context-length` in tokens, 0 for the configuration's.
+    `may_lack_weights`: accept a directory without weights, as the router does.
 
     Whether an engine serves the model is not judged. Raises ModelNotFound, ModelUnreadable or ContextTooLong.
     Raises UnsupportedModel if more ids end a sequence than a request can carry.
     """
     with reading(directory):
-        return _read_model(directory, name, dummy=dummy, context_length=context_length)
+        weights_known = dummy or not may_lack_weights or has_weights(directory)
+        files = weight_files(directory) if weights_known and not dummy else ()
+        return _read_model(directory, name, files if weights_known else None, context_length)
 
 
 @contextmanager
@@ -117,7 +125,10 @@ def reading(place: Path) -> Iterator[None]:
         raise ModelUnreadable(f"{error.filename or place}: it cannot be read: {reason}") from error
 
 
-def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int) -> ModelFacts:
+def _read_model(
+    directory: Path, name: str, weights: Sequence[Path] | None, context_length: int
+) -> ModelFacts:
+    """Return the facts. `weights`: files that the fingerprint includes, None if they are unknown."""
     config = json_object(directory / CONFIG_FILE, required=True)
     architectures = config.get("architectures")
     words = _words_of_text(config)
@@ -130,7 +141,8 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
         context_length=_context_length(directory, name, words, context_length),
         vocab_size=vocab_size,
         eos_token_ids=_eos_token_ids(directory, (config, words), vocab_size),
-        fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
+        fingerprint=config_digest(config) + ("" if weights is None else _weights_digest(weights)),
+        weights_known=weights is not None,
     )
 
 
@@ -166,6 +178,11 @@ def own_name(directory: Path) -> str:
     if path.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/")
     return path.name or "model"
+
+
+def has_weights(directory: Path) -> bool:
+    """Return whether any safetensors file is in `directory`. An index of such files holds no weights."""
+    return any(directory.glob("*.safetensors"))
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -204,27 +221,8 @@ def _there(directory: Path, by: str, name: str) -> Path:
     return file
 
 
-def sampled_digest(path: Path) -> bytes:
-    """Return a hash of a large file's size, beginning, end and evenly spaced samples.
-
-    It is fast, and in practice differs for other weights of the same shapes.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        digest.update(size.to_bytes(8, "little"))
-        for sample in range(SAMPLES + 1):
-            file.seek(max(0, (size - SAMPLE_BYTES) * sample // SAMPLES))
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.digest()
-
-
-def _fingerprint(files: Sequence[Path], config: Json) -> str:
-    stable = {key: value for key, value in config.items() if key not in VOLATILE}
-    digest = hashlib.sha256(json.dumps(stable, sort_keys=True).encode())
-    for path in files:
-        digest.update(path.name.encode() + b"\0" + _header(path) + sampled_digest(path))
-    return digest.hexdigest()[:32]
+def _weights_digest(files: Sequence[Path]) -> str:
+    return weights_digest((path, _header(path)) for path in files)
 
 
 def stored_types(directory: Path) -> dict[str, str]:

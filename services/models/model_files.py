@@ -13,12 +13,13 @@ from typing import Final
 
 from baton.models.conversion_cache import convert_once
 from baton.models.engine_features import MissingFeatures, missing_in_all
-from baton.models.model_facts import CONFIG_FILE, ModelNotFound, own_name, reading, weight_files
+from baton.models.model_facts import CONFIG_FILE, ModelNotFound, has_weights, own_name, reading, weight_files
 from baton.models.model_refusals import (
     GGUF_MAGIC,
     refuse_adapter,
     refuse_by_files,
     refuse_gguf,
+    refuse_other_weights,
     refuse_without_weights,
 )
 from baton.runtime.errors import StartupError
@@ -54,12 +55,16 @@ class ModelSource:
 
 
 def resolve(
-    model: str, load_format: LoadFormat = LoadFormat.AUTO, missing: MissingFeatures = missing_in_all
+    model: str,
+    load_format: LoadFormat = LoadFormat.AUTO,
+    missing: MissingFeatures = missing_in_all,
+    *,
+    may_lack_weights: bool = False,
 ) -> ModelSource:
     """Return the location of the files that `model` names: a directory, a GGUF file, or the word demo.
 
     `missing`: features of models that the engine lacks. A directory without weights is accepted if
-    `load_format` needs none. Raises ModelNotFound, which says what was looked for and where. Raises
+    `load_format` needs none, or with `may_lack_weights`. Raises ModelNotFound, which says what was looked for and where. Raises
     UnsupportedModel or ModelUnreadable for a model that cannot be served, as far as its files show.
     """
     if model == DEMO:
@@ -69,7 +74,7 @@ def resolve(
     try:
         path = Path(model).expanduser().resolve()
         if path.is_dir():
-            return _directory(path, load_format, missing)
+            return _directory(path, load_format, missing, may_lack_weights=may_lack_weights)
         if path.is_file():
             return _gguf(path, missing)
     except StartupError:
@@ -98,15 +103,20 @@ def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
     return convert_once(source.path, source.name, report)
 
 
-def _directory(path: Path, load_format: LoadFormat, missing: MissingFeatures) -> ModelSource:
+def _directory(
+    path: Path, load_format: LoadFormat, missing: MissingFeatures, *, may_lack_weights: bool
+) -> ModelSource:
     with reading(path):
         refuse_adapter(path)
         if not (path / CONFIG_FILE).is_file():
             raise ModelNotFound(f"--model {path}: the directory has no {CONFIG_FILE}{_other_form(path)}")
         name = own_name(path)
         refuse_by_files(path, name, missing)
-        if load_format is LoadFormat.AUTO and not weight_files(path):
-            refuse_without_weights(path)
+        if load_format is LoadFormat.AUTO:
+            if may_lack_weights and not has_weights(path):
+                refuse_other_weights(path)
+            elif not weight_files(path):
+                refuse_without_weights(path)
     return ModelSource(ModelKind.DIRECTORY, path, name)
 
 

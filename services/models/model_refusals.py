@@ -33,6 +33,7 @@ EMBEDDING: Final = "modules.json"
 POOLING: Final = "Pooling"
 TOKENIZERS: Final = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
 """Glob patterns of the files of which a tokenizer may consist."""
+WEIGHTS: Final = f"{SINGLE_FILE} or an index of several"
 OTHER_WEIGHTS: Final = (
     ("*.gguf", "a GGUF file is given by itself: --model {file}"),
     ("consolidated*", "weights in their vendor's own form: take the release that transformers loads"),
@@ -91,17 +92,21 @@ def refuse_without_weights(directory: Path) -> None:
 
     The text names weights in another format, if the directory has some.
     """
-    index = f"{SINGLE_FILE} or an index of several"
+    refuse_other_weights(directory)
+    raise ModelNotFound(
+        f"--model {directory}: the directory has no safetensors weights ({WEIGHTS}); is its download complete?"
+    )
+
+
+def refuse_other_weights(directory: Path) -> None:
+    """Raise ModelNotFound for a directory whose weights are in another format than safetensors."""
     for pattern, remedy in OTHER_WEIGHTS:
         file = next(iter(sorted(directory.glob(pattern))), None)
         if file is not None:
             advice = remedy.format(file=file, single=SINGLE_FILE)
             raise ModelNotFound(
-                f"--model {directory}: no safetensors weights ({index}); {file.name}: {advice}"
+                f"--model {directory}: no safetensors weights ({WEIGHTS}); {file.name}: {advice}"
             )
-    raise ModelNotFound(
-        f"--model {directory}: the directory has no safetensors weights ({index}); is its download complete?"
-    )
 
 
 def _embeds(directory: Path) -> Iterator[str]:

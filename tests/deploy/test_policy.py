@@ -125,6 +125,28 @@ def test_what_is_added_to_the_environment_is_there_for_the_download_too(case: st
         assert all(proxy in container["env"] for container in pod.containers), pod.owner
 
 
+def test_the_bootstrap_fetches_no_weights_and_workers_do() -> None:
+    fetched = {
+        pod.component: pod.containers[0]["args"]
+        for pod in pods("hpa", "--set", "model.download.repository=a/b")
+    }
+    assert "--exclude=*.safetensors" in fetched.pop("bootstrap")
+    assert fetched
+    for arguments in fetched.values():
+        assert not [each for each in arguments if "exclude" in each]
+
+
+def test_the_bootstrap_may_mount_a_model_without_weights_of_its_own() -> None:
+    small = {"path": "/models/small", "volume": {"configMap": {"name": "small"}}}
+    more = ("--set-json", f"bootstrap.model={json.dumps(small)}", "--set", "model.gguf=true")
+    for pod in pods("cuda-rdma", *more):
+        [volume] = [each for each in pod.spec["volumes"] if each["name"] == "model"]
+        own = pod.component == "bootstrap"
+        assert (volume.get("configMap") == {"name": "small"}) is own
+        assert ("--model=/models/small" in pod.main["args"]) is own
+        assert ("baton-bootstrap" in pod.main["image"]) is own, "no file is converted there"
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_grace_period_is_longer_than_all_that_comes_before_the_end(case: str) -> None:
     for pod in pods(case):

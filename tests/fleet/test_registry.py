@@ -79,6 +79,31 @@ def test_what_the_engines_promise_holds_for_all_workers() -> None:
     assert registry.engine == ServedEngine("torch", "bfloat16", batch_invariant=False, whole_prompts=True)
 
 
+def test_schema_agreed_the_first_worker_brings_the_weights_that_a_router_lacks() -> None:
+    registry = Registry("config-", 500, LEASE_MS, KEPT, FAILED_KEPT, weights_known=False)
+    first, second = (replace(each, model="config-weights") for each in (P1, D1))
+    for model in ("other-weights", "config-", "config", ""):
+        with pytest.raises(WorkerRefused, match="model differs: this stack has config-, the worker has"):
+            registry.register(replace(first, model=model), 0)
+    with pytest.raises(TurnStalled):
+        registry.register(replace(second, model="config-others"), 0, turn_ms=TURN_MS_MAX)
+    registry.register(first, 0)
+    with pytest.raises(WorkerRefused, match="this stack has config-weights, the worker has config-others"):
+        registry.register(replace(second, model="config-others"), 0)
+    registry.register(second, 0)
+    assert len(registry.workers()) == 2
+
+
+def test_schema_agreed_the_weights_stay_when_the_last_worker_has_left() -> None:
+    """A request may wait for new workers, to go on after its own output."""
+    registry = Registry("config-", 500, LEASE_MS, KEPT, FAILED_KEPT, weights_known=False)
+    registry.register(replace(P1, model="config-weights"), 0)
+    registry.leave(P1.incarnation, "left", 0)
+    with pytest.raises(WorkerRefused):
+        registry.register(replace(P2, model="config-others"), 0)
+    registry.register(replace(P2, model="config-weights"), 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [({"stack": replace(STACK, encoding=("plain",))}, "encoding"), ({"page_tokens": 32}, "page_tokens")],

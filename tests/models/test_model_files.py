@@ -484,6 +484,37 @@ def test_other_weights_of_the_same_shape_differ_in_the_fingerprint(model: Path) 
     assert len({first, second, read_model(model).fingerprint}) == 3
 
 
+def test_without_weights_the_fingerprint_is_the_beginning_of_the_whole_one(model: Path) -> None:
+    whole = read_model(model, may_lack_weights=True)
+    dummy = read_model(model, dummy=True, may_lack_weights=True)
+    (model / "model.safetensors").unlink()
+    part = read_model(model, may_lack_weights=True)
+    assert (whole.weights_known, dummy.weights_known, part.weights_known) == (True, True, False)
+    assert whole.fingerprint.startswith(part.fingerprint)
+    assert dummy.fingerprint.startswith(part.fingerprint)
+    assert len({len(each.fingerprint) for each in (whole, dummy, part)}) == 2
+    assert read_model(model, dummy=True, may_lack_weights=True) == dummy
+    (model / "config.json").write_text(json.dumps({**CONFIG, "rope_theta": 5.0}))
+    assert not whole.fingerprint.startswith(read_model(model, may_lack_weights=True).fingerprint)
+
+
+def test_a_router_takes_a_directory_without_weights_and_none_with_unreadable_ones(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "model-1.safetensors"}}))
+    assert resolve(str(model), may_lack_weights=True).path == model
+    assert not read_model(model, may_lack_weights=True).weights_known
+    with pytest.raises(ModelNotFound, match=r"names model-1\.safetensors, which is not there"):
+        resolve(str(model))
+    (model / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelNotFound, match=r"pytorch_model\.bin: pickled weights"):
+        resolve(str(model), may_lack_weights=True)
+    (model / "pytorch_model.bin").unlink()
+    write_weights(model / "model-2.safetensors")
+    with pytest.raises(ModelNotFound, match=r"names model-1\.safetensors, which is not there"):
+        resolve(str(model), may_lack_weights=True)
+
+
 def test_weights_in_several_files(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     write_weights(model / "model-2.safetensors")

@@ -80,7 +80,7 @@ def live(rooms: RoomController) -> dict[str, Any]:
     phases = rooms.registry.phases
     return {
         "wall_ms": rooms.clock.wall_ms(),
-        "model": rooms.registry.model,
+        "model": rooms.registry.model.fingerprint,
         "queued": rooms.admission.queued(),
         "rooms": {phase.value: phases[phase] for phase in RoomPhase if phase is not RoomPhase.RETIRED},
         "kept": rooms.registry.known_count(),

@@ -57,10 +57,20 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{/* Fetches the model, where that is asked for: dict root, one, image. */}}
+{{/* Where the volume of the model comes from, "download", "volume" or "": dict root, component. */}}
+{{- define "baton.modelSource" -}}
+{{- $model := .root.Values.model -}}
+{{- $own := eq .component "bootstrap" | ternary .root.Values.bootstrap.model (dict "path" "") -}}
+{{- if $own.path -}}{{ $own.volume | empty | ternary "" "volume" }}
+{{- else if $model.download.repository -}}download
+{{- else if $model.volume -}}volume
+{{- end -}}
+{{- end -}}
+
+{{/* Fetches the model, where that is asked for: dict root, one, image, component. The bootstrap needs no weights. */}}
 {{- define "baton.download" -}}
 {{- $d := .root.Values.model.download -}}
-{{- if $d.repository -}}
+{{- if eq (include "baton.modelSource" .) "download" -}}
 initContainers:
   - name: model
     image: {{ .image }}
@@ -71,6 +81,11 @@ initContainers:
       - --local-dir={{ .root.Values.model.mountPath }}
       {{- with $d.revision }}
       - --revision={{ . }}
+      {{- end }}
+      {{- if and (eq .component "bootstrap") (not .root.Values.model.gguf) }}
+      {{- range list "*.safetensors" "*.bin" "*.pt*" "*.gguf" "*.onnx*" "*.h5" "consolidated*" }}
+      - --exclude={{ . }}
+      {{- end }}
       {{- end }}
     env:
       - {name: HOME, value: /home/baton}
@@ -98,7 +113,7 @@ initContainers:
 {{- define "baton.mounts" -}}
 - {name: home, mountPath: /home/baton}
 - {name: tmp, mountPath: /tmp}
-{{- if or .root.Values.model.volume .root.Values.model.download.repository }}
+{{- if include "baton.modelSource" . }}
 - {name: model, mountPath: {{ .root.Values.model.mountPath }}, readOnly: true}
 {{- end }}
 {{- if .security.grpc }}
@@ -111,12 +126,14 @@ initContainers:
   emptyDir: {}
 - name: tmp
   emptyDir: {}
-{{- if .root.Values.model.download.repository }}
+{{- $source := include "baton.modelSource" . }}
+{{- if eq $source "download" }}
 - name: model
   emptyDir: {sizeLimit: {{ .root.Values.model.download.sizeLimit }}}
-{{- else if .root.Values.model.volume }}
+{{- else if eq $source "volume" }}
+{{- $own := and (eq .component "bootstrap") .root.Values.bootstrap.model.path }}
 - name: model
-  {{- toYaml .root.Values.model.volume | nindent 2 }}
+  {{- toYaml ($own | empty | ternary .root.Values.model.volume .root.Values.bootstrap.model.volume) | nindent 2 }}
 {{- end }}
 {{- if .security.grpc }}
 - name: grpc-tls
@@ -124,10 +141,12 @@ initContainers:
 {{- end }}
 {{- end -}}
 
-{{/* Flags that all services have: dict root, one, security. Secrets are files, never flags. */}}
+{{/* Flags that all services have: dict root, one, component, security. Secrets are files, never flags. */}}
 {{- define "baton.commonFlags" -}}
+{{- $model := required "model.path must be said: a directory or a GGUF file below model.mountPath, or demo" .root.Values.model.path -}}
+{{- $own := eq .component "bootstrap" | ternary .root.Values.bootstrap.model.path "" -}}
 - --host=0.0.0.0
-- --model={{ required "model.path must be said: a directory or a GGUF file below model.mountPath, or demo" .root.Values.model.path }}
+- --model={{ default $model $own }}
 - --drain-timeout-ms={{ .one.drainSeconds }}s
 - --log-level={{ .root.Values.logging.level }}
 - --log-format={{ .root.Values.logging.format }}

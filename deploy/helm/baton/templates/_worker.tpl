@@ -91,7 +91,7 @@ spec:
         matchLabels:
           {{- include "baton.selector" (dict "root" .root "component" .side) | nindent 10 }}
   {{- end }}
-  {{- with include "baton.download" (dict "root" .root "one" .one "image" $image) }}
+  {{- with include "baton.download" (dict "root" .root "one" .one "image" $image "component" .component) }}
   {{- . | nindent 2 }}
   {{- end }}
   containers:
