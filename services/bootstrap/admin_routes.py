@@ -17,7 +17,7 @@ are for operators alone, and may be on a port of their own.
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -104,7 +104,7 @@ def admin_router(
 
     @router.get("/metrics")
     async def metrics_page(
-        request: Request, name: list[str] = Query([], alias="name[]", max_length=NAMES_MAX)
+        request: Request, name: Annotated[tuple[str, ...], Query(alias="name[]", max_length=NAMES_MAX)] = ()
     ) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         chosen = metrics.restricted_registry(name) if name else metrics

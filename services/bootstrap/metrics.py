@@ -257,6 +257,10 @@ class RegistryCollector(Collector):
         self._queued = queued
         self._lacking = lacking
 
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all gauges, by whose names Prometheus' library finds this collector."""
+        return self.collect()
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield self._rooms()
         yield from self._workers()

@@ -1,7 +1,7 @@
 """Gauges of the whole stack, as gateways and autoscalers read them from one router.
 
-The endpoint picker of the Gateway API Inference Extension takes every endpoint for one model server, and reads
-vLLM's names. Here the endpoint is a router, so each gauge describes all of its workers together.
+The endpoint picker of the Gateway API Inference Extension takes every endpoint for one model server, and
+reads vLLM's names. Here the endpoint is a router, so each gauge describes all of its workers together.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,24 +45,28 @@ class StackCollector(Collector):
         self._now_ms = now_ms
         self._model_name = model_name
 
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield all gauges, by whose names Prometheus' library finds this collector."""
+        return self.collect()
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
         queued = self._queued()
         yield self._as_vllm(
             "vllm:num_requests_waiting",
-            "Clients' requests of this router without a first token: they wait for workers, or for their prompt"
-            " to be computed. The name is vLLM's.",
+            "Clients' requests of this router without a first token: they wait for workers, or for their"
+            " prompt to be computed. The name is vLLM's.",
             queued.requests + self._client_rooms(RoomPhase.OPEN),
         )
         yield self._as_vllm(
             "vllm:num_requests_running",
-            "Clients' requests of this router that have their first token and are not answered yet. The name is"
-            " vLLM's.",
+            "Clients' requests of this router that have their first token and are not answered yet. The name"
+            " is vLLM's.",
             self._client_rooms(RoomPhase.STREAMING),
         )
         yield self._as_vllm(
             "vllm:kv_cache_usage_perc",
-            "Share of the KV positions of ready workers that is in use, on the fuller side: 1 is all. The name"
-            " is vLLM's.",
+            "Share of the KV positions of ready workers that is in use, on the fuller side: 1 is all. The"
+            " name is vLLM's.",
             max(self._usage(side) for side in Side),
         )
         yield GaugeMetricFamily(
@@ -84,9 +88,14 @@ class StackCollector(Collector):
     def _client_rooms(self, phase: RoomPhase) -> int:
         """Return the number of clients' rooms in a phase. Rooms of canaries (test requests) are left out."""
         canaries = {
-            room for side in self._registry.sides.values() for worker in side.known for room in worker.canaries
+            room
+            for side in self._registry.sides.values()
+            for worker in side.known
+            for room in worker.canaries
         }
-        return self._registry.phases[phase] - sum(self._registry.get(each).phase is phase for each in canaries)
+        return self._registry.phases[phase] - sum(
+            self._registry.get(each).phase is phase for each in canaries
+        )
 
     def _usage(self, side: Side) -> float:
         ready = self._ready(side)

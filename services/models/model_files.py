@@ -64,8 +64,9 @@ def resolve(
     """Return the location of the files that `model` names: a directory, a GGUF file, or the word demo.
 
     `missing`: features of models that the engine lacks. A directory without weights is accepted if
-    `load_format` needs none, or with `may_lack_weights`. Raises ModelNotFound, which says what was looked for and where. Raises
-    UnsupportedModel or ModelUnreadable for a model that cannot be served, as far as its files show.
+    `load_format` needs none, or with `may_lack_weights`. Raises ModelNotFound, which says what was looked for
+    and where. Raises UnsupportedModel or ModelUnreadable for a model that cannot be served, as far as its
+    files show.
     """
     if model == DEMO:
         return _gguf(_demo_file(), missing)

@@ -94,7 +94,8 @@ def refuse_without_weights(directory: Path) -> None:
     """
     refuse_other_weights(directory)
     raise ModelNotFound(
-        f"--model {directory}: the directory has no safetensors weights ({WEIGHTS}); is its download complete?"
+        f"--model {directory}: the directory has no safetensors weights ({WEIGHTS}); "
+        "is its download complete?"
     )
 
 

@@ -144,4 +144,4 @@ async def test_a_scraper_may_name_the_series_that_it_wants(at: House) -> None:
         many = await http.get("/metrics", params={"name[]": ["baton_rooms"] * 65})
     series = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
     assert series == set(names)
-    assert many.status_code == 400
+    assert many.status_code == 422

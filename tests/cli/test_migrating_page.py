@@ -58,5 +58,5 @@ def test_the_names_of_vllm_that_are_recorded_are_all_told() -> None:
         if group["name"] == "baton-as-vllm"
         for rule in group["rules"]
     }
-    told = _section("Metrics").partition("| `vllm:`")[0].partition("`model_name`")[2]
+    told = _section("Metrics").partition("| `vllm:`")[0].partition("without `model_name`")[2]
     assert set(re.findall(r"`(\w+)`", told)) == recorded
