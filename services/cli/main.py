@@ -61,7 +61,7 @@ def _serve(flags: Flags) -> int:
 def _bootstrap(flags: Flags) -> int:
     settings = load(BootstrapSettings, flags, os.environ, KNOWN)
     logging.configure(settings.log_level, settings.log_format)
-    check_models(settings.model, settings.load_format, needs_tokenizer=True)
+    check_models(settings.model, settings.load_format, needs_tokenizer=True, may_lack_weights=True)
     with collection_paused():
         from baton.bootstrap.wiring import run
 

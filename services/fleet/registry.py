@@ -45,8 +45,8 @@ class Registry(WorkerTable, RoomTable):
         """Make a registry without workers and rooms.
 
         `model`, `context_length`, `weights_known`: as in `StackModel`. `first_room`: first room id, random,
-        at least 1 and below 2^62. `done_max`, `failed_max`: most ended rooms that are remembered, answered and
-        failed ones.
+        at least 1 and below 2^62. `done_max`, `failed_max`: most ended rooms that are remembered, answered
+        and failed ones.
         """
         WorkerTable.__init__(self, StackModel(model, context_length, weights_known), lease_ms)
         RoomTable.__init__(self, first_room, done_max, failed_max)

@@ -19,14 +19,15 @@ def check_models(
     drafts: Iterable[str] = (),
     *,
     needs_tokenizer: bool = False,
+    may_lack_weights: bool = False,
     missing: MissingFeatures = missing_in_all,
 ) -> None:
     """Raise StartupError if the model `model`, or one of the draft models `drafts`, cannot be served.
 
-    `needs_tokenizer`: whether requests come as text, so that a tokenizer is needed. `missing`: features of
-    models that the workers' engine lacks.
+    `needs_tokenizer`: whether requests come as text, so that a tokenizer is needed. `may_lack_weights`:
+    accept a directory without weights. `missing`: features of models that the workers' engine lacks.
     """
-    source = resolve(model, LoadFormat(load_format), missing)
+    source = resolve(model, LoadFormat(load_format), missing, may_lack_weights=may_lack_weights)
     if needs_tokenizer and source.kind is ModelKind.DIRECTORY:
         refuse_without_tokenizer(source.path)
     for draft in drafts:

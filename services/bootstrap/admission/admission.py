@@ -22,7 +22,6 @@ from baton.bootstrap.admission.placement_request import (
 from baton.bootstrap.admission.queue_bounds import QueueBounds
 from baton.bootstrap.admission.ready_wait import ReadyWait
 from baton.bootstrap.metrics import BootstrapMetrics, RefusalReason
-from baton.bootstrap.stack_metrics import QueueCounts
 from baton.bootstrap.timelines import Timelines
 from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueEntry, QueueKey
 from baton.fleet.need import Need
@@ -70,6 +69,7 @@ class Admission:
         self._ready_wait = ReadyWait()
         """Requests whose room failed and that wait until a side has a ready worker again."""
         self._bounds = QueueBounds(self._line, self.expected, self._ready_wait, max_queue)
+        self.queue_counts = self._bounds.counts
         self.retrying: Counter[RoomId] = Counter()
         """Number of requests that are looking for their next room, by the id of the room that ended."""
         self.promises = DecodePromises()
@@ -182,11 +182,6 @@ class Admission:
     def queued(self) -> int:
         """Return the number of requests in the queue for a pair of workers."""
         return len(self._line) + self._ready_wait.total()
-
-    def queue_counts(self) -> QueueCounts:
-        """Return how many requests wait for workers, and their prompt tokens to compute or score."""
-        needs = [one.waiting.request.need for one in self._line]
-        return QueueCounts(self.queued(), sum(each.prompt_tokens + each.scores for each in needs))
 
     def queued_by_class(self) -> Counter[int]:
         return self._line.by_class() + self._ready_wait.by_class()
@@ -390,9 +385,7 @@ class Admission:
         )
         self.expected.opened(entry.id, request.need)
         self._timelines.begin(entry, request.trace)
-        where = entry.where
-        if entry.choices > 1:
-            where += f", {counted(entry.choices, 'choice')}"
+        where = entry.where + (f", {counted(entry.choices, 'choice')}" if entry.choices > 1 else "")
         if retry is None:
             self._timelines.report(entry.id, Moment.OPENED, where)
         else:

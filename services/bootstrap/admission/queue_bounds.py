@@ -13,6 +13,7 @@ from baton.bootstrap.admission.placement_request import (
     not_in_time,
 )
 from baton.bootstrap.admission.ready_wait import ReadyWait
+from baton.bootstrap.stack_metrics import QueueCounts
 from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueKey
 from baton.fleet.wait_estimator import WaitEstimator
 from baton.rooms.plurals import counted
@@ -37,6 +38,12 @@ class QueueBounds:
         self._expected = expected
         self._ready_wait = ready_wait
         self._max_queue = max_queue
+
+    def counts(self) -> QueueCounts:
+        """Return the number of waiting requests, and of their prompt tokens to compute or to score."""
+        needs = [one.waiting.request.need for one in self._line]
+        tokens = sum(each.prompt_tokens + each.scores for each in needs)
+        return QueueCounts(len(needs) + self._ready_wait.total(), tokens)
 
     def check_may_wait(self, request: PlacementRequest, ahead: QueuedWork, now_ms: int) -> None:
         """Check that a request that has just entered the queue may stay there.
