@@ -158,7 +158,8 @@ def of_stack(at: House) -> tuple[float, float, float]:
 async def test_a_gateway_reads_one_server_where_there_is_a_stack(at: House) -> None:
     assert of_stack(at) == (0, 0, 0)
     await at.admission.admit("a", 300, 500)
-    assert of_stack(at) == (1, 0, pytest.approx(0.302)), "decode is the fuller side"
+    assert of_stack(at)[:2] == (1, 0)
+    assert of_stack(at)[2] == pytest.approx(0.302), "decode is the fuller side"
     at.registry.mark_streaming(RoomId(1))
     assert of_stack(at)[:2] == (0, 1)
     await at.admission.admit("b", 3, 5)
