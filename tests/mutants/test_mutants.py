@@ -37,10 +37,11 @@ OF_NO_ROOM = frozenset(
         "silence-is-spoken",
         "given-is-taken",
         "text-is-not-token",
+        "schema-agreed",
     }
 )
-"""Invariants that no schedule of rooms can show broken. They are about handling requests, or about reports on
-a process."""
+"""Invariants that no schedule of rooms can show broken. They are about handling requests, about reports on a
+process, or about what is compared when workers register and connect."""
 PLAYED = ("the_slot_alone_is_fenced", "any_exposure_will_do")
 """Mutants of which the model's path is played as a story."""
 
