@@ -6,22 +6,26 @@ Requests to the world come out of `take_requests`, in the order in which they ar
 The workers of a pair exchange messages about their rooms over one session, which is pure in the same way. Its
 halves are `ReceivingSession` and `SendingSession`, one for each peer, on the leaders of their workers.
 The package imports `baton.rooms`, `baton.pages`, `baton.ids` and `baton.topology` only. Its drivers are
-`RankWork` with its subclasses `PrefillWork` and `DecodeWork`, the model, the simulation and the stories.
+the turn loop with `PrefillWork` and `DecodeWork`, the model, the simulation and the stories.
 
-All ranks of a worker take the same turns. One turn of a driver, for either side:
+All ranks of a worker take the same turns. `Turn` has the order of a turn, from a rank's votes to how soon
+the next turn follows. One turn of a driver, for either side:
 
 ```
 for command in commands:                  # the same commands in the same order on every rank
     apply(side, command)                  # open, cancel, grant, close, depart, drain, ...
     carry_out(side.take_requests())
 observe(side)                             # poll, sent, computed, drawn, summed: this rank's evidence
-votes = side.roster.votes(now_ms, side.capacity())
-verdict = minimum_over_all_ranks(votes)   # one collective a turn
+turn = Turn(number, side.roster, now_ms, side.capacity(), ...)
+turn.agree(minimum_over_all_ranks(turn.ballot.encode()))
 side.agreed(...)                          # every rank has carried out its requests of the turn before
-for room, effect in side.roster.settle(verdict.votes, now_ms, verdict.reasons):
+causes = turn.causes()                    # None if no room ends
+for room, effect in turn.settle(() if causes is None else gather_from_all_ranks(causes)):
     side.perform(room, effect, now_ms)
     carry_out(side.take_requests())
-start_step(side)                          # only if the engine of every rank is free
+if turn.computes:
+    start_step(side)
+lap = turn.end(...)                       # leave, or take the next turn, at once or later
 ```
 
 After each call the driver takes the requests and carries them out. To carry one out decides nothing. Its

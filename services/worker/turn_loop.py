@@ -10,18 +10,15 @@ every rank is free.
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import Enum
 from typing import Any, Final, Protocol
 
-from baton.ids import RoomId
+from baton.handover.turn import Lap, Turn
 from baton.parallel.rank_group import GroupBroken, RankGroup
-from baton.rooms.ballot import Ballot, Verdict, read_verdict
-from baton.rooms.errors import Cause, RostersDiverged
-from baton.rooms.evidence import Failed
-from baton.rooms.phases import Effect, ReceiverEffect, Vote
+from baton.rooms.ballot import Ballot
+from baton.rooms.errors import RostersDiverged
+from baton.rooms.phases import Vote
 from baton.rooms.roster import Capacity, Roster
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
@@ -33,11 +30,6 @@ log = Log(__name__)
 BEHIND_S: Final = 0.001
 """Seconds from a turn of the leader to its next one, if the leader has evidence (such as a finished write)
 that another rank lacks."""
-
-WORDS_MAX: Final = 300
-ROOMS_MAX: Final = 512
-"""Most rooms that end in one turn for which each rank sends the text of the cause, of at most WORDS_MAX
-characters. For further rooms, the other ranks learn only the kind of cause."""
 
 
 class Work(Protocol):
@@ -136,22 +128,6 @@ class TurnProgress:
         return 0 if self._ended_ms is None else self._ended_ms - self._free_ms
 
 
-class Lap(Enum):
-    """Kind of a turn that has ended. It decides how soon the next turn follows."""
-
-    QUEUED = "queued"
-    """Turn in which rooms moved to a queue, and now lack only capacity for the next move. The next turn
-    follows at once."""
-    BUSY = "busy"
-    """Turn in which a room moved or new evidence came. The next turn may follow at once."""
-    BEHIND = "behind"
-    """Turn in which nothing moved, because another rank lacked evidence that this rank has. The next turn
-    follows soon."""
-    IDLE = "idle"
-    LAST = "last"
-    """Turn in which all ranks agreed to leave."""
-
-
 async def run_turns(
     work: Work,
     group: RankGroup,
@@ -185,88 +161,49 @@ async def run_turns(
 
 
 async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> Lap:
-    """Take one turn. Raises GroupBroken, and the error of any bug, after which the worker ends."""
+    """Take one turn. Its order is that of `baton.handover.turn`. Raises GroupBroken, and the error of any
+    bug, after which the worker ends."""
     is_leader = group.rank == 0
     work.apply(await group.broadcast(work.take_commands() if is_leader else None))
-    news = work.observe()
+    found = work.observe()
     now_ms = clock.now_ms()
-    capacity = work.capacity()
-    votes = work.roster.votes(now_ms, capacity)
-    digest = work.roster.digest(capacity)
-    reasons = work.roster.reasons(now_ms, votes)
-    ballot = Ballot(
-        progress.turn, digest, work.may_compute(), work.may_leave(), votes, reasons, work.connects()
+    turn = Turn(
+        progress.turn,
+        work.roster,
+        now_ms,
+        work.capacity(),
+        ranks=group.size,
+        may_compute=work.may_compute(),
+        may_leave=work.may_leave(),
+        connects=work.connects(),
     )
-    agreed, agreement_s = await _timed_agree(group, ballot)
-    try:
-        verdict = read_verdict(ballot, agreed)
-    except RostersDiverged as error:
-        raise RostersDiverged(f"{error}: {await _who_holds_what(group, ballot)}") from error
-    work.on_agreement(verdict.connects)
-    if group.size > 1:
-        _report_wishes(work, votes, verdict, now_ms)
-    await _gather_causes(work, group, verdict, now_ms)
-    moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
-    for room, effect in moves:
+    agreement_s = await _agree(group, turn)
+    work.on_agreement(turn.verdict.connects)
+    for room, vote in turn.dissents():
+        work.record_vote(room, vote, now_ms)
+    causes = turn.causes()
+    for room, effect in turn.settle(() if causes is None else await group.gather(causes)):
         log.debug("moved", turn=progress.turn, room=room.id, effect=effect.value)
         work.perform(room, effect)
-    more = verdict.compute and work.compute()
+    more = turn.computes and work.compute()
     await _gather(work, group)
     work.record(agreement_s)
-    progress.ended(free=ballot.may_compute)
-    if verdict.leave:
-        return Lap.LAST
-    if not news and any(effect is Effect.QUEUE for _, effect in moves):
-        return Lap.QUEUED
-    # The reply to a grant comes from outside. In a group, the grant itself leaves in the next turn.
-    if news or more or any(effect is not ReceiverEffect.GRANT or group.size > 1 for _, effect in moves):
-        return Lap.BUSY
-    return Lap.BEHIND if group.size > 1 and _ahead(ballot, verdict) else Lap.IDLE
+    progress.ended(free=turn.ballot.may_compute)
+    return turn.end(found=found, more=more)
 
 
-def _ahead(mine: Ballot, verdict: Verdict) -> bool:
-    """Return whether this rank voted to advance a room or to start a step, while another rank did not."""
-    if mine.may_compute and not verdict.compute:
-        return True
-    return any(
-        wish is Vote.ADVANCE and agreed is Vote.STAY
-        for wish, agreed in zip(mine.votes, verdict.votes, strict=True)
-    )
-
-
-def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: int) -> None:
-    """Report this rank's votes to the timelines of those rooms about which the ranks voted differently."""
-    if not verdict.reasons and tuple(votes) == verdict.votes:
-        return
-    for room in work.roster:
-        wish = votes[room.index]
-        if wish is Vote.ABORT or (wish is Vote.ADVANCE and verdict.votes[room.index] is not Vote.ADVANCE):
-            work.record_vote(room, wish, now_ms)
-
-
-async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
-    """Send the text of each ending room's cause from the ranks that know it to the others. So the client gets
-    the first cause, whichever rank saw it (`first-cause-wins`)."""
-    if group.size == 1 or not verdict.reasons:
-        return
-    mine = [
-        (room.id, cause.text[:WORDS_MAX])
-        for room in work.roster
-        if (cause := room.ending(now_ms)) is not None and verdict.reasons.get(room.index) is cause.reason
-    ]
-    for payload in await group.gather(_encoded(mine[:ROOMS_MAX])):
-        for room, text in json.loads(payload):
-            reason = verdict.reasons[work.roster.get(RoomId(room)).index]
-            work.roster.note(RoomId(room), Failed(Cause(reason, text)))
-
-
-def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
-    """Return rooms and the texts of their causes as JSON bytes, which fit into one message of the rank group.
-
-    No character takes more than six bytes. An unpaired surrogate, which UTF-8 text cannot have, becomes an
-    escape.
-    """
-    return json.dumps(causes, ensure_ascii=False).encode("utf-8", "backslashreplace")
+async def _agree(group: RankGroup, turn: Turn[Any]) -> float:
+    """Agree with the other ranks on the turn's verdict. Return the seconds that it took. Raises
+    RostersDiverged, with what each rank has."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    least = await group.agree(turn.ballot.encode())
+    agreement_s = loop.time() - started
+    try:
+        turn.agree(least)
+    except RostersDiverged as error:
+        raise RostersDiverged(f"{error}: {await _who_holds_what(group, turn.ballot)}") from error
+    return agreement_s
 
 
 async def _gather(work: Work, group: RankGroup) -> None:
@@ -291,10 +228,3 @@ async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
     for rank, payload in enumerate(each):
         ranks.setdefault(payload.decode(), []).append(str(rank))
     return "; ".join(f"rank {', '.join(each)}: {payload}" for payload, each in ranks.items())
-
-
-async def _timed_agree(group: RankGroup, ballot: Ballot) -> tuple[Sequence[int], float]:
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    agreed = await group.agree(ballot.encode())
-    return agreed, loop.time() - started

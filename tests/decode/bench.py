@@ -18,6 +18,7 @@ from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.prefill_peers import FollowerPeers, LeaderPeers, Peers
 from baton.grammars.grammar_cache import GrammarCache
+from baton.handover.turn import Lap
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.kv_checksum import KvChecksum, nonzero_sum
 from baton.pages.pool import PageState
@@ -38,7 +39,7 @@ from baton.wire.layout_messages import layout_to_wire
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.step_thread import StepThread
-from baton.worker.turn_loop import Lap, TurnProgress, take_turn
+from baton.worker.turn_loop import TurnProgress, take_turn
 from tests.decode.links import asking, closing
 from tests.patience import PATIENCE_S
 from tests.prefill import toy

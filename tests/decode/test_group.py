@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.decode.decode_room import DecodeRoom
+from baton.handover.turn import Lap
 from baton.ids import RoomId
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
 from baton.parallel.rank_group import GroupBroken
@@ -18,7 +19,7 @@ from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.transfer_faults import FaultPlan
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.conversions import cause_to_wire
-from baton.worker.turn_loop import Lap, run_turns
+from baton.worker.turn_loop import run_turns
 from tests.decode.bench import Caller, DecodeBench, Sender, tell
 from tests.decode.links import asking
 from tests.parallel.arrivals import NoArrivals

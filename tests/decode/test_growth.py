@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from baton.handover.page_growth import AHEAD
+from baton.handover.turn import Lap
 from baton.ids import RoomId
 from baton.pages.pool import PageState
 from baton.rooms.phases import Phase
 from baton.rooms.quarantine import HURRY
 from baton.rooms.request import Request
 from baton.wire.baton.v1 import group_pb2, inference_pb2
-from baton.worker.turn_loop import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import RANKS, Group, grouped
 from tests.patience import PATIENCE_S

@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 
 from baton.decode import page_check
+from baton.handover.turn import Lap
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PageState
 from baton.pages.record import SLOT_BYTES
 from baton.rooms.phases import Phase
 from baton.rooms.request import Request
-from baton.worker.turn_loop import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.links import closing
 from tests.prefill import toy

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.handover import pending_closes
+from baton.handover.turn import Lap
 from baton.ids import RoomId
 from baton.pages.errors import LayoutMismatch
 from baton.pages.pool import PageState
@@ -19,7 +20,6 @@ from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import cause_to_wire, finish_from_wire
 from baton.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
 from baton.worker.polling import HEARTBEAT_S
-from baton.worker.turn_loop import Lap
 from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
 from tests.decode.links import asking, needed
 from tests.patience import PATIENCE_S

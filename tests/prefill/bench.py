@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.decode.prefill_peers import endpoint_to_wire
 from baton.grammars.grammar_cache import GrammarCache
+from baton.handover.turn import Lap
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
@@ -36,7 +37,7 @@ from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
 from baton.worker.step_thread import StepThread
-from baton.worker.turn_loop import Lap, TurnProgress, take_turn
+from baton.worker.turn_loop import TurnProgress, take_turn
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.support.manual_clock import ManualClock

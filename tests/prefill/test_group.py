@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.handover.turn import Lap
 from baton.ids import Incarnation, RoomId
 from baton.prefill.prefill_room import PrefillRoom
 from baton.prefill.prefill_work import PrefillWork
@@ -16,7 +17,6 @@ from baton.testing.memory_fabric import MemoryFabric
 from baton.transfer.transfer_protocol import Endpoint, TransferError
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.conversions import cause_to_wire, request_to_wire
-from baton.worker.turn_loop import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PrefillBench, Receiver, connect_request
 from tests.support.loopback import Loopback

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.handover.turn import Lap
 from baton.ids import RoomId
 from baton.pages.errors import Truncated
 from baton.prefill.prefill_work import LOOKS_MAX
@@ -29,7 +30,6 @@ from baton.wire.baton.v1 import group_pb2, rooms_pb2
 from baton.wire.conversions import Malformed
 from baton.worker.mailbox import Mailbox
 from baton.worker.step_thread import STEP_MS
-from baton.worker.turn_loop import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PrefillBench, Receiver
 from tests.wire.servers import until

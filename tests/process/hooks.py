@@ -14,6 +14,7 @@ from typing import Any, Final
 from baton.decode.decode_room import DecodeRoom
 from baton.decode.decode_work import DecodeWork
 from baton.decode.prefill_peers import LeaderPeers
+from baton.handover import turn
 from baton.handover.requests import ClaimRoom, Grant
 from baton.ids import Incarnation, RoomId
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
@@ -149,11 +150,11 @@ def fail_alone(folder: Folder) -> None:
 def stray_room(folder: Folder) -> None:
     """Add a room that no command opened to this rank's roster, once, and write in which turn."""
     take_turn, see_sent, see_received = turn_loop.take_turn, PrefillWork.observe, DecodeWork.observe
-    turn = 0
+    number = 0
 
-    async def taking(work: Any, group: Any, clock: Any, progress: turn_loop.TurnProgress) -> turn_loop.Lap:
-        nonlocal turn
-        turn = progress.turn
+    async def taking(work: Any, group: Any, clock: Any, progress: turn_loop.TurnProgress) -> turn.Lap:
+        nonlocal number
+        number = progress.turn
         return await take_turn(work, group, clock, progress)
 
     def enter(work: Any, room: Callable[..., Any]) -> None:
@@ -166,7 +167,7 @@ def stray_room(folder: Folder) -> None:
             return room(STRAY_ROOM, "stray", Incarnation(1), place, 1, STRAY_DEADLINES, now_ms)
 
         work.roster.open(STRAY_ROOM, make, now_ms)
-        folder.say("stray_room.done", str(turn))
+        folder.say("stray_room.done", str(number))
 
     def seeing_sent(work: PrefillWork) -> bool:
         enter(work, partial(PrefillRoom, request=Request("stray", (1,), 1)))
@@ -194,7 +195,7 @@ def own_evidence(folder: Folder) -> None:
         votes = tuple(wish if wish is Vote.ADVANCE else agreed for wish, agreed in pairs)
         return Verdict(verdict.compute, verdict.leave, votes, verdict.reasons, verdict.connects)
 
-    _replace(turn_loop, read_verdict=reading)
+    _replace(turn, read_verdict=reading)
 
 
 def blind() -> None:
