@@ -24,7 +24,7 @@ from baton.handover.opener_messages import ANSWERED
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from baton.rooms.phases import Side
-from baton.rooms.reasons import LOST, REASONS
+from baton.rooms.reasons import REASONS
 from baton.rooms.timeline import Moment
 from baton.rooms.worker_facts import WorkerFacts
 from baton.rooms.worker_load import WorkerLoad
@@ -202,8 +202,7 @@ class RoomController:
         self.history.worker_lost(facts, why, self.clock.wall_ms(), ended)
         self._metrics.worker_lost(facts.side, how if proof is None else Loss(proof))
         for entry in rooms:
-            cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
-            self.fail(entry.id, cause)
+            self.fail(entry.id, facts.loss(why))
             self.timelines.wake(entry.id)
         self.streams.drop(incarnation)
         self.admission.wake()
@@ -363,7 +362,7 @@ class RoomController:
 def _ends_with(worker: Worker, entry: RoomEntry) -> bool:
     """Return whether the loss of a worker ends this room. The room also counts if a broken stream has ended
     it before the loss was known."""
-    broke_off = entry.cause is not None and entry.cause.reason is LOST[worker.facts.side]
+    broke_off = entry.cause is not None and entry.cause.reason is worker.facts.loss("").reason
     return broke_off or (entry.phase is not RoomPhase.CLOSING and entry.needs(worker.facts.incarnation))
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from baton.ids import Incarnation
+from baton.rooms.errors import Cause
 from baton.rooms.phases import Side
+from baton.rooms.reasons import LOST
 from baton.topology import ONE_RANK, Topology
 
 CANARY_ROOMS: Final = 1
@@ -111,6 +113,10 @@ class WorkerFacts:
     exit_digest: bytes = b""
     """SHA-256 of a secret. The process's starter shows the secret when it reports the process's exit. Empty
     if there is no such starter."""
+
+    def loss(self, why: str) -> Cause:
+        """Return the cause with which the rooms of this worker end when it is lost."""
+        return Cause(LOST[self.side], f"{self.side.value} worker {self.name}: {why}")
 
 
 @dataclass(frozen=True, slots=True)

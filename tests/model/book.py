@@ -72,13 +72,16 @@ class Book:
         ends = self._registry.ends_to_resend(facts)
         return tuple((each.id, (each.cause or ANSWERED).reason) for each in ends)
 
-    def lose(self, side: int, incarnation: Incarnation, proof: str | None) -> tuple[RoomId, ...]:
-        """Lose a worker, and return the open rooms that it had."""
+    def lose(
+        self, side: int, incarnation: Incarnation, proof: str | None
+    ) -> tuple[tuple[RoomId, Reason], ...]:
+        """Lose a worker, and return the open rooms that it had, with the reason for which each ends."""
         if proof == "exited" and self._registry.facts_of(_named(side, incarnation)) is not None:
             ended = self._exited(side, incarnation, _starters_digest(_named(side, incarnation)))
             if ended != [_named(side, incarnation)]:
                 raise Broken(Law.EXIT_BY_STARTER, f"{SIDES[side].value}'s starter is not believed")
-        return tuple(each.id for each in self._registry.leave(_named(side, incarnation), proof, 0))
+        reason = self._facts(side, incarnation).loss("as the world tells").reason
+        return tuple((each.id, reason) for each in self._registry.leave(_named(side, incarnation), proof, 0))
 
     def report(self, side: int, incarnation: Incarnation) -> str:
         """Report a worker's exit without a secret, and with the secret of another process's starter."""

@@ -27,7 +27,6 @@ from baton.handover.opener_messages import (
 )
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.reasons import LOST
 from baton.rooms.request import FinishReason, Token
 from tests.model.laws import Broken, Law
 from tests.model.opener import SIDES, TOKENS
@@ -193,8 +192,8 @@ def lost(world: World, state: State, side: int, incarnation: Incarnation, proof:
     """Return the state after the bootstrap lost a worker: the rooms that need it end, and its stream is
     closed."""
     state, rooms = _write(world, state, (), "lose", side, incarnation, proof)
-    for room in rooms:
-        state = fail(world, state, room, LOST[SIDES[side]])
+    for room, reason in rooms:
+        state = fail(world, state, room, reason)
     for room in read_from(world, state, side, incarnation):
         state = happens(world, state, room, "broken", side, Break.LOST)
     return state

@@ -4,16 +4,17 @@ The laws that a single rank cannot see are checked here: all ranks do the same, 
 is not there on every rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from baton.ids import RoomId
 from baton.rooms.errors import Reason
 from baton.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
-from baton.rooms.reasons import LOST
+from tests.model.cast import Deed, Waits
 from tests.model.flights import leaders
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
-from tests.model.rank import Done
+from tests.model.rank import Done, Met
 from tests.model.registry import CALLED_OFF, SENT, answered, ended_here, gave_back, received
 from tests.model.registry import opened as opened_here
 from tests.model.standing import Standing
@@ -40,7 +41,8 @@ from tests.model.world import (
     one_rank,
 )
 
-RowResult = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], tuple[int, ...]]
+LOSSES: Final = frozenset({Reason.PREFILL_LOST, Reason.DECODE_LOST})
+RowResult = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], Met]
 
 
 def turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None = None) -> State:
@@ -90,7 +92,7 @@ def _failed(world: World, state: State, side: int, room: RoomId) -> State:
     """Return the state after a room ended early on a worker, which reports why to the bootstrap."""
     entry, at = state.rooms[room - 1], world.standings(state, side)[0].at(room)
     reason = CALLED_OFF if at is None or at.cause is None else at.cause.reason
-    if world.scope.drains_only and reason in LOST.values() and world.is_running(entry):
+    if world.scope.drains_only and reason in LOSSES and world.is_running(entry):
         raise Broken(
             Law.DRAIN_KEEPS_PROMISES, f"room {room} ends for {reason.value}, and that worker had finished it"
         )
@@ -116,27 +118,42 @@ def _moved(world: World, before: State, after: State) -> bool:
 
 
 def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, RoomId] | None) -> RowResult:
-    """Run a turn of a group. Returns its ranks, each rank's deeds, the leader's replies and the agreement."""
+    """Run a turn of a group. Returns its ranks, each rank's deeds, the leader's replies and the results of
+    its collectives. What follows from these is the product's `Turn`."""
     key = (side, ranks, late)
     known = world.turns.get(key)
     if known is None:
         do = world.casts[side].do
         rooms = [late[1] if late is not None and late[0] == rank else None for rank in range(len(ranks))]
-        ballots = [do(rank, ("ballot", room))[1] for rank, room in zip(ranks, rooms, strict=True)]
-        agreed = tuple(map(min, zip(*ballots, strict=True)))
-        after = [do(rank, ("turn", agreed, room)) for rank, room in zip(ranks, rooms, strict=True)]
+        met: Met = ()
+        after = _on_all(do, ranks, rooms, met)
+        while isinstance(after[0][1], Waits):
+            sent = [each.sent for _, each in after]
+            met = (*met, tuple(sent) if met else tuple(map(min, zip(*sent, strict=True))))
+            after = _on_all(do, ranks, rooms, met)
         done = [each[1][0] for each in after]
         _check_alike(side, done)
         if side == DECODE:
             _check_memory_alike([world.standing(DECODE, each[0]) for each in after])
-        known = world.turns[key] = [each[0] for each in after], done, after[0][1][1], agreed
+        known = world.turns[key] = [each[0] for each in after], done, after[0][1][1], met
     return known
+
+
+def _on_all(
+    do: Callable[[int, Deed], tuple[int, Any]],
+    ranks: Sequence[int],
+    rooms: Sequence[RoomId | None],
+    met: Met,
+) -> list[tuple[int, Any]]:
+    """Let each rank take its turn as far as the results of the collectives reach. `rooms`: the late room of
+    each rank."""
+    return [do(rank, ("turn", room, *met)) for rank, room in zip(ranks, rooms, strict=True)]
 
 
 def lag(world: World, state: State, side: int, rank: int) -> State:
     """Return the state after a turn that one rank has not carried out yet. It does so at any later time
     before the next turn."""
-    ranks, done, _, agreed = agree(world, side, state.ranks(side), None)
+    ranks, done, _, met = agree(world, side, state.ranks(side), None)
     if world.standing(side, ranks[0]).left or not (done[0] or world.scope.grows):
         return state  # nothing that anyone could notice
     if side == DECODE and _moved(world, state, state.with_ranks(side, ranks)):
@@ -146,14 +163,14 @@ def lag(world: World, state: State, side: int, rank: int) -> State:
     following = _did(world, state, side, ranks, done)
     acted = list(following.ranks(side))
     acted[rank] = state.ranks(side)[rank]
-    return following.with_ranks(side, acted).with_lag((side, rank, agreed))
+    return following.with_ranks(side, acted).with_lag((side, rank, met))
 
 
 def catch_up(world: World, state: State) -> State:
     if state.lag is None:
         return state
-    side, rank, agreed = state.lag
-    return one_rank(world, state, side, rank, ("turn", agreed, None)).with_lag(None)
+    side, rank, met = state.lag
+    return one_rank(world, state, side, rank, ("turn", None, *met)).with_lag(None)
 
 
 def deliver(world: World, state: State, message: Message, *, repeat: bool = False) -> State:
