@@ -7,7 +7,8 @@ it is told: `baton.rooms` and `baton.pages` have no clock, no randomness and no 
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, Final, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from tests.model.laws import CRASHES, Broken, broken_by
 from tests.model.snapshot import dump, frozen, load
@@ -23,8 +24,14 @@ class Actor(Protocol[Told]):
 Deed = tuple[Any, ...]
 """A method's name and its arguments."""
 
-SILENT: Final = frozenset({"ballot"})
-"""Deeds that are asked about and then taken back: the turn does them again."""
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Answer of a rank that waits for the other ranks in the middle of a turn. What it did is taken back: the
+    turn is carried out again with what all ranks have sent."""
+
+    sent: Any
+    """Data for the other ranks."""
 
 
 class Cast(Generic[S]):
@@ -72,7 +79,7 @@ class Cast(Generic[S]):
         rank = load(self._dumps[number])
         try:
             answer = getattr(rank, deed[0])(*deed[1:])
-            if deed[0] in SILENT:
+            if isinstance(answer, Waits):
                 return number, answer
             after = self.enter(rank)
             if after != number:

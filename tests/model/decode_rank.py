@@ -19,7 +19,6 @@ from baton.pages.pool import PagePool
 from baton.pages.prefix_tree import PrefixTree
 from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
 from baton.pages.slots import SlotPool
-from baton.rooms.ballot import Verdict
 from baton.rooms.errors import PeerFault, Reason
 from baton.rooms.evidence import Connected
 from baton.rooms.phases import Effect, Phase, ReceiverEffect
@@ -73,9 +72,9 @@ class DecodeRank(Rank[WatchedRoom]):
     SEES = Reason.TRANSFER_FAILED
 
     def __init__(self, scope: Scope, incarnation: Incarnation, rank: int) -> None:
-        super().__init__()
-        self._ends_ms = FAR.success_ms if scope.timed else None
         ranks = layouts(scope, 1)
+        super().__init__(len(ranks))
+        self._ends_ms = FAR.success_ms if scope.timed else None
         self._scope = scope
         self._strips = strips(ranks[rank])
         """Strips of each page."""
@@ -223,7 +222,7 @@ class DecodeRank(Rank[WatchedRoom]):
         for room in self.side.touched():
             self.side.poll(room)
 
-    def _agreed(self, verdict: Verdict) -> tuple[tuple[str, ...], list[Done]]:
+    def _agreed(self, connects: int) -> tuple[tuple[str, ...], list[Done]]:
         self.side.agreed()
         return (), [(room, ReceiverEffect.GRANT, facts) for room, facts in self._carry_out()]
 

@@ -30,7 +30,6 @@ from baton.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES
 from baton.pages.slots import Slot, SlotPool
 from baton.prefill.room_transfer import RoomTransfer
 from baton.prefill.routes import Routes
-from baton.rooms.ballot import Verdict
 from baton.rooms.errors import Cause, NotConnected, PeerFault, Reason, UnknownRoom
 from baton.rooms.evidence import Granted, Proof
 from baton.rooms.phases import Effect, SenderEffect
@@ -55,7 +54,7 @@ class PrefillRank(Rank[WritingRoom]):
     SEES = Reason.ENGINE_FAILED
 
     def __init__(self, scope: Scope, rank: int) -> None:
-        super().__init__()
+        super().__init__(len(layouts(scope, 0)))
         self._theirs = layouts(scope, 1)
         self._sums = scope.sums
         self._pages = scope.prompt_pages
@@ -186,8 +185,8 @@ class PrefillRank(Rank[WritingRoom]):
     def _connects(self) -> int:
         return self.side.connects()
 
-    def _agreed(self, verdict: Verdict) -> tuple[tuple[str, ...], list[Done]]:
-        return tuple(map(_name, self.side.agreed(verdict.connects))), []
+    def _agreed(self, connects: int) -> tuple[tuple[str, ...], list[Done]]:
+        return tuple(map(_name, self.side.agreed(connects))), []
 
     def _perform(self, room: WritingRoom, effect: Effect | SenderEffect) -> Told:
         self.side.perform(room, effect, 0)

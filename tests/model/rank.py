@@ -7,14 +7,14 @@ for people. Time stands still; a deadline that passes is an event.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+from baton.handover.turn import Lap, Turn
 from baton.ids import Incarnation, RoomId
 from baton.pages.holdings import Holdings
 from baton.pages.pool import PageState
-from baton.rooms.ballot import Ballot, Verdict, read_verdict
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause, Reason, Refusal
 from baton.rooms.evidence import Failed
@@ -22,6 +22,7 @@ from baton.rooms.phases import AnyEffect
 from baton.rooms.request import Request
 from baton.rooms.room import Room
 from baton.rooms.roster import TOMBSTONE_MS, Roster
+from tests.model.cast import Waits
 from tests.model.laws import Broken, Law
 from tests.model.standing import At, Standing
 
@@ -32,6 +33,11 @@ Told = tuple[object, ...]
 """Facts about a request for the world."""
 Done = tuple[RoomId, AnyEffect, Told]
 """Effect of a rank on a room in a turn, and the facts that it reported."""
+TurnResult = tuple[tuple[Done, ...], tuple[str, ...]]
+"""Effects of a rank in a turn, and the answers to the turn's connections."""
+
+Met = tuple[tuple[Any, ...], ...]
+"""Results of the collectives of a turn so far: the minimum of the ballots, then the causes of all ranks."""
 
 R = TypeVar("R", bound=Room)
 
@@ -44,7 +50,9 @@ class Rank(ABC, Generic[R]):
     side: Any
     """The rank's half of hand-overs."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        """Make the rank. `ranks`: number of ranks of its worker."""
+        self._ranks = ranks
         self._ends_ms: int | None = None
         """Deadline of the request in milliseconds, or None."""
         self._step: list[Any] = []
@@ -117,32 +125,39 @@ class Rank(ABC, Generic[R]):
 
     # ---- a turn
 
-    def ballot(self, late: RoomId | None) -> tuple[int, ...]:
-        """Collect evidence and return this rank's ballot. `late`: the room whose deadline has passed here."""
+    def turn(self, late: RoomId | None, *met: tuple[Any, ...]) -> Waits | TurnResult:
+        """See, vote, take the verdict, act, compute. `late`: the room whose deadline has passed here. `met`:
+        results of the turn's collectives so far. If one more is needed, the rank waits for the others."""
         with self._expired(late):
-            return tuple(self._ballot().encode())
-
-    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[tuple[Done, ...], tuple[str, ...]]:
-        """See, vote, take the verdict, act, compute. Returns the answers to the turn's connections, too."""
-        with self._expired(late):
-            ballot = self._ballot()
-            verdict = read_verdict(ballot, list(agreed))
-            answers, done = self._agreed(verdict)
-            moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
-        self._left = verdict.leave
+            turn = self._vote()
+            if not met:
+                return Waits(tuple(turn.ballot.encode()))
+            turn.agree(list(met[0]))
+            answers, done = self._agreed(turn.verdict.connects)
+            causes = turn.causes()
+            if causes is not None and len(met) == 1:
+                return Waits(causes)
+            moves = turn.settle(*met[1:])
         done += [(room.id, effect, self._perform(room, effect)) for room, effect in moves]
-        if verdict.compute:
+        if turn.computes:
             self._compute()
+        self._left = turn.end(found=False, more=False) is Lap.LAST
         return tuple(done), answers
 
-    def _ballot(self) -> Ballot:
+    def _vote(self) -> Turn[R]:
         self._observe()
         self._carry_out()
-        roster, side, capacity = self._roster, self.side, self.side.capacity()
-        votes = roster.votes(0, capacity)
-        reasons = roster.reasons(0, votes)
-        digest, free, connects = roster.digest(capacity), not self._step, self._connects()
-        return Ballot(0, digest, free, side.may_leave(), votes, reasons, connects)
+        side = self.side
+        return Turn(
+            0,
+            self._roster,
+            0,
+            side.capacity(),
+            ranks=self._ranks,
+            may_compute=not self._step,
+            may_leave=side.may_leave(),
+            connects=self._connects(),
+        )
 
     @contextmanager
     def _expired(self, room: RoomId | None) -> Iterator[None]:
@@ -222,8 +237,9 @@ class Rank(ABC, Generic[R]):
         return 0
 
     @abstractmethod
-    def _agreed(self, verdict: Verdict) -> tuple[tuple[str, ...], list[Done]]:
-        """The ranks have met. Returns the answers to the turn's connections, and what is done by that."""
+    def _agreed(self, connects: int) -> tuple[tuple[str, ...], list[Done]]:
+        """Act after the ranks have met. Returns the answers to the turn's connections, and what is done by
+        that. `connects`: number of connections that every rank could make."""
 
     @abstractmethod
     def _perform(self, room: R, effect: Any) -> Told:

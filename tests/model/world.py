@@ -18,6 +18,7 @@ from tests.model.laws import Broken, Law
 from tests.model.opener import Opener, OpenerStanding, check_opener
 from tests.model.pair import DecodeLink, LinkStanding, PrefillStream, StreamStanding
 from tests.model.prefill_rank import PrefillRank
+from tests.model.rank import Met
 from tests.model.scopes import TROUBLES, Scope
 from tests.model.shapes import layouts
 from tests.model.standing import Standing, check_step
@@ -27,8 +28,8 @@ SIDES = ("prefill", "decode", "the bootstrap")
 
 Message = tuple[Any, ...]
 """(to: PREFILL, DECODE or BOOTSTRAP, deed, arguments …)"""
-Lag = tuple[int, int, tuple[int, ...]]
-"""(side, rank, verdict)"""
+Lag = tuple[int, int, Met]
+"""(side, rank, results of the turn's collectives)"""
 
 
 UNISSUED, GONE, OVER = -1, -2, -3

@@ -1,12 +1,12 @@
-"""Several ranks of one worker that take turns in one process, without a collective library. Ballots and
-verdicts are the product's own. Only the all-reduce is replaced, by `min`."""
+"""Several ranks of one worker that take turns in one process, without a collective library. The turns are the
+product's own (`baton.handover.turn`). Only the collectives are replaced, the all-reduce by `min`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from baton.handover.turn import Turn
 from baton.ids import Incarnation, RoomId
-from baton.rooms.ballot import Ballot, read_verdict
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Reason
 from baton.rooms.phases import AnyEffect, Phase, Vote
@@ -61,32 +61,22 @@ class RosterGroup(Generic[R]):
         self, now_ms: int, capacity: Sequence[Capacity], agreed: Callable[[], None] = lambda: None
     ) -> Settled[R]:
         """Vote, agree, settle. `capacity`: each rank's. `agreed`: called when the ranks have met."""
-        votes = [
-            roster.votes(now_ms, room_for) for roster, room_for in zip(self.rosters, capacity, strict=True)
-        ]
-        ballots = [
-            Ballot(
-                self.turn_number,
-                roster.digest(),
-                may_compute=True,
-                may_leave=False,
-                votes=wishes,
-                reasons=roster.reasons(now_ms, wishes),
-            )
-            for roster, wishes in zip(self.rosters, votes, strict=True)
+        ranks = len(self.rosters)
+        turns = [
+            Turn(self.turn_number, roster, now_ms, room_for, ranks=ranks)
+            for roster, room_for in zip(self.rosters, capacity, strict=True)
         ]
         self.turn_number += 1
-        least = [min(words) for words in zip(*(ballot.encode() for ballot in ballots), strict=True)]
-        verdicts = [read_verdict(ballot, least) for ballot in ballots]
+        least = [min(words) for words in zip(*(turn.ballot.encode() for turn in turns), strict=True)]
+        for turn in turns:
+            turn.agree(least)
         agreed()
+        causes = [each for each in [turn.causes() for turn in turns] if each is not None]
         return Settled(
-            [ballot.votes for ballot in ballots],
-            [dict(ballot.reasons) for ballot in ballots],
-            verdicts[0].votes,
-            [
-                roster.settle(verdict.votes, now_ms, verdict.reasons)
-                for roster, verdict in zip(self.rosters, verdicts, strict=True)
-            ],
+            [turn.ballot.votes for turn in turns],
+            [dict(turn.ballot.reasons) for turn in turns],
+            turns[0].verdict.votes,
+            [turn.settle(causes) for turn in turns],
         )
 
 
