@@ -34,6 +34,7 @@ class Law(Enum):
     TERMINAL_ABSORBS = "terminal-absorbs"
     TERMINAL_CREATES_NOTHING = "terminal-creates-nothing"
     FIRST_CAUSE_WINS = "first-cause-wins"
+    SAME_TURNS = "same-turns"
     APPLY_VERDICT = "apply-verdict"
     FAILURE_IS_AGREED = "failure-is-agreed"
     ADMISSION_AGREED = "admission-agreed"

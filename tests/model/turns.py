@@ -14,7 +14,7 @@ from tests.model.cast import Deed, Waits
 from tests.model.flights import leaders
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
-from tests.model.rank import Done, Met
+from tests.model.rank import Done, Met, TurnResult
 from tests.model.registry import CALLED_OFF, SENT, answered, ended_here, gave_back, received
 from tests.model.registry import opened as opened_here
 from tests.model.standing import Standing
@@ -127,7 +127,8 @@ def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, Room
         rooms = [late[1] if late is not None and late[0] == rank else None for rank in range(len(ranks))]
         met: Met = ()
         after = _on_all(do, ranks, rooms, met)
-        while isinstance(after[0][1], Waits):
+        while any(isinstance(each, Waits) for _, each in after):
+            _check_wait_alike(side, [each for _, each in after])
             sent = [each.sent for _, each in after]
             met = (*met, tuple(sent) if met else tuple(map(min, zip(*sent, strict=True))))
             after = _on_all(do, ranks, rooms, met)
@@ -240,6 +241,13 @@ def _decode_did(
         case _:
             pass
     return state
+
+
+def _check_wait_alike(side: int, answers: Sequence[Waits | TurnResult]) -> None:
+    """Check that no rank waits for the others in a collective that they do not reach."""
+    waiting = [rank for rank, each in enumerate(answers) if isinstance(each, Waits)]
+    if len(waiting) < len(answers):
+        raise Broken(Law.SAME_TURNS, f"{SIDES[side]} ranks {waiting} wait for the others, which go on")
 
 
 def _check_alike(side: int, done: Sequence[tuple[Done, ...]]) -> None:

@@ -28,8 +28,8 @@ from tests.mutants.mutant import Check, Edit, Mutant, Report
 
 HERE: Final = Path(__file__).parent
 _TABLES: Final = """
-field core memory prefixes workers groups growth local both bootstrap wire trust grammars choices scores
-drafting answers
+field core turns memory prefixes workers groups growth local both bootstrap wire trust grammars choices
+scores drafting answers
 """
 TABLES: Final = tuple(_TABLES.split())
 
