@@ -3,13 +3,13 @@
 All ranks of a worker take the same turns. A driver carries commands, evidence and messages between the ranks.
 In each turn it makes one `Turn` on each rank, and uses it in this order:
 
-    Turn(...)       votes from this rank's evidence: `ballot`
-    agree           enters the minimum of all ranks' ballots: `verdict`
-    dissents        votes of this rank to be reported
-    causes          bytes that each rank sends to all others, or None
-    settle          enters these bytes, and returns the moves of rooms, each of which the driver performs
-    computes        whether the next step starts
-    end             kind of the turn, which decides how soon the next one follows
+* `Turn(...)` votes from this rank's evidence. The result is `ballot`.
+* `agree` enters the minimum of all ranks' ballots. The result is `verdict`.
+* `dissents` yields votes of this rank to be reported.
+* `causes` returns bytes that each rank sends to all others, or None.
+* `settle` enters these bytes. It returns the moves of rooms, each of which the driver performs.
+* `computes` says whether the next step starts.
+* `end` returns the kind of the turn, which decides how soon the next one follows.
 
 No rank moves a room before all ranks have agreed (`apply-verdict`). A method that is called too early raises
 LocalBug.
