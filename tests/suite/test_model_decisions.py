@@ -30,6 +30,7 @@ STATE: Final = frozenset({"phase", "cause", "proof", "finished", "stopping"})
 ALLOWED: Final = {
     "rank.py: settle": "of `Turn`",
     "space.py: REASONS": "of a law: a retraction is no failure",
+    "space.py: ending": "of the same law",
 }
 
 
