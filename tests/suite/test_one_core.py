@@ -14,6 +14,7 @@ OF_THESE_CLASSES: Final = ("pages", "rooms")
 """Folders of the unit tests of holdings, pools and rosters themselves."""
 WITHOUT_MEMORY: Final = {
     "decode/test_landing_polls.py": "rooms in some phases, to be waited for",
+    "handover/test_turn.py": "rooms that ranks vote on in one turn",
     "parallel/test_causes.py": "rooms whose causes ranks tell each other",
     "parallel/test_dimensions.py": "rooms that ranks vote on, however many",
     "process/hooks.py": "a room on one rank alone: the fault that is tried",
