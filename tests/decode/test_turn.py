@@ -192,27 +192,6 @@ async def test_what_is_written_to_the_slot_after_its_seal_was_seen_is_not_looked
     assert caller.tokens == toy.answer(ASKED)
 
 
-async def test_ack_is_proof_a_close_is_asked_again_where_it_was_refused_or_its_stream_broke(
-    bench: DecodeBench,
-) -> None:
-    caller = await started(bench)
-    bench.sender.refuse_closes = [PeerFault("generation 1 was not granted")] * 2
-    await bench.cancel(1)
-    assert await caller.outcome() == "cancelled"
-    await bench.turns_until(lambda: len(bench.sender.closes) == 3)
-    bench.sender.broken.set()
-    await until(lambda: bench.sender.ended > 0)
-    bench.sender.broken.clear()
-    await bench.turns_until(lambda: len(bench.sender.closes) == 4)
-    assert bench.pages(PageState.QUARANTINED) == 2, "neither is an answer"
-    assert {(each.room, each.generation) for each in bench.sender.closes} == {
-        (1, bench.sender.grants[1].generation)
-    }
-    bench.sender.quiet.set()
-    await bench.settle()
-    bench.assert_empty()
-
-
 async def test_who_keeps_a_rooms_memory_is_told_once(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -399,15 +378,6 @@ async def test_a_peer_that_departs_while_it_is_being_connected_leaves_nothing_be
     await until(lambda: not asking(bench.peers))
     bench.assert_empty()
     await until(lambda: not bench.channels.incarnations())
-
-
-async def test_a_sender_that_lost_its_way_here_is_connected_anew(bench: DecodeBench) -> None:
-    bench.sender.refuse_grants = [NotConnected("connect first")]
-    caller = await started(bench)
-    bench.land(ASKED)
-    await bench.settle()
-    assert await caller.outcome() == ""
-    assert len(bench.sender.connects) == 2
 
 
 @pytest.mark.parametrize(
