@@ -44,6 +44,7 @@ from baton.api.requests.validation_errors import first_fault
 from baton.api.responses.response_store import ResponseStore
 from baton.api.responses.routes import response_routes, stored_response_routes
 from baton.api.responses.signed_reasoning import KEY_BYTES, ReasoningSigner
+from baton.api.resuming.answer_start import AnswerStarts
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.token_routes import token_routes
@@ -84,11 +85,13 @@ def create_app(
     version = release()
     check = check or GrammarChecker(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).check
     constraints = ConstraintCompiler(model, model.formats, check, metrics)
-    generating = GenerationService(backend, model, prompts, metrics, settings, constraints)
+    key = settings.reasoning_key or secrets.token_bytes(KEY_BYTES)
+    starts = AnswerStarts(key, model.digest)
+    generating = GenerationService(backend, model, prompts, metrics, settings, constraints, starts, clock)
     kept = ResponseStore(settings.responses_kept, settings.responses_kept_bytes)
-    carrier = ReasoningSigner(settings.reasoning_key or secrets.token_bytes(KEY_BYTES))
+    carrier = ReasoningSigner(key)
     answered = [
-        generate_routes(generating, model, bodies, clock),
+        generate_routes(generating, model, bodies),
         messages_routes(generating, bodies),
         response_routes(generating, model, bodies, clock, kept, carrier),
     ]

@@ -16,13 +16,13 @@ from baton.api.completions.completion_rendering import (
 )
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
-from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.openapi_document import GENERATING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.model_interface import Model
 from baton.api.requests.meaning import Meaning
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from baton.runtime.clock import Clock
+from baton.api.resuming.answer_start import AnswerStart
+from baton.api.resuming.drawn_values import DrawnValues
 
 
 def _invoked(fields: Mapping[str, Any]) -> type[GenerationRequest]:
@@ -31,9 +31,7 @@ def _invoked(fields: Mapping[str, Any]) -> type[GenerationRequest]:
     return CompletionRequest if "prompt" in fields and "messages" not in fields else ChatRequest
 
 
-def generate_routes(
-    generating: GenerationService, model: Model, bodies: RequestBodies, clock: Clock
-) -> APIRouter:
+def generate_routes(generating: GenerationService, model: Model, bodies: RequestBodies) -> APIRouter:
     """Return the routes `/v1/chat/completions` and `/v1/completions`, and SageMaker's `/invocations`, which
     accepts the body of either."""
     router = APIRouter()
@@ -61,10 +59,12 @@ def generate_routes(
             assert isinstance(body, CompletionRequest)
             return await generating.completion(request, body, partial(completion_rendering, body))
 
-    def chat_rendering(body: ChatRequest, exchange: HttpExchange, meaning: Meaning) -> Rendering:
-        return ChatRendering(body, meaning, model, exchange.request_id, clock.wall_ms() // 1000)
+    def chat_rendering(body: ChatRequest, start: AnswerStart, meaning: Meaning, _: DrawnValues) -> Rendering:
+        return ChatRendering(body, meaning, model, start.request_id, start.created_s)
 
-    def completion_rendering(body: CompletionRequest, exchange: HttpExchange, meaning: Meaning) -> Rendering:
-        return CompletionRendering(body, meaning, model, exchange.request_id, clock.wall_ms() // 1000)
+    def completion_rendering(
+        body: CompletionRequest, start: AnswerStart, meaning: Meaning, _: DrawnValues
+    ) -> Rendering:
+        return CompletionRendering(body, meaning, model, start.request_id, start.created_s)
 
     return router

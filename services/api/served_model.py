@@ -6,6 +6,7 @@ from typing import Final
 
 from baton.api.requests.sampling_defaults import differing, recommended
 from baton.api.requests.schemas import RecommendedSampling
+from baton.api.resuming.stream_identity import digest_of_texts
 from baton.api.text.template_limits import ChatTemplateFailed
 from baton.api.text.token_bound import TokenBound
 from baton.api.text.tokenizer import PROCESSOR_TEMPLATE, Tokenizer, load_tokenizer
@@ -48,6 +49,17 @@ class ServedModel:
     """Formats in which the model writes tool calls and reasoning."""
     aliases: tuple[str, ...] = ()
     """Further names by which clients may request the model."""
+    fingerprint: str = ""
+    """Fingerprint of the weights and of the configuration."""
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the model and of what renders its answers: chat template, sampling defaults and output
+        formats. A stream is only continued by routers with the same digest."""
+        sampling, formats = self.recommended_sampling, sorted(self.formats.names.items())
+        return digest_of_texts(
+            self.fingerprint, self.name, self.vocabulary, self.tokenizer.chat.text, sampling, formats
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,8 +115,7 @@ def load_served_model(
     formats = model_formats(
         tokenizer, model_type, tool_call_parser, reasoning_parser, describes_tools=describes_tools
     )
-    without_tools = TOOLS_DESCRIBED if describes_tools else TOOLS_REFUSED
-    log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else without_tools, **formats.names)
+    _log_tools(tokenizer, formats, describes_tools=describes_tools)
     return ServedModel(
         name=facts.name,
         tokenizer=tokenizer,
@@ -113,7 +124,14 @@ def load_served_model(
         recommended_sampling=recommended_sampling,
         formats=formats,
         aliases=aliases,
+        fingerprint=facts.fingerprint,
     )
+
+
+def _log_tools(tokenizer: Tokenizer, formats: ModelFormats, *, describes_tools: bool) -> None:
+    """Log how tools are written into prompts, and the formats of tool calls and reasoning."""
+    without_tools = TOOLS_DESCRIBED if describes_tools else TOOLS_REFUSED
+    log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else without_tools, **formats.names)
 
 
 def log_floor(floor: TokenBound) -> None:

@@ -30,5 +30,5 @@ class ApiSettings:
     """Most responses that the Responses API stores for later requests; 0: none."""
     responses_kept_bytes: int = 64 * 2**20
     reasoning_key: bytes = field(default=b"", repr=False)
-    """Key that signs the reasoning which clients store and send back. Empty: a random key is made at the
-    start."""
+    """Key that signs the reasoning which clients store and send back, and from which the keys of event ids
+    are derived. Empty: a random key is made at the start."""

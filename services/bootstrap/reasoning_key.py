@@ -1,23 +1,25 @@
-"""Key that signs the encrypted reasoning that clients get and send back.
+"""Key that signs what clients get and send back: encrypted reasoning, and the ids of a stream's events.
 
-The key is drawn at the start, or read from a file. With the file, several routers, or a restarted one, accept
-each other's signatures.
+The key is read from a file or from a variable, or drawn at the start. If it is given, several routers, or a
+restarted one, accept each other's signatures.
 """
 
 from pathlib import Path
 from typing import Final
 
+from baton.bootstrap.settings import BootstrapSettings
 from baton.runtime.errors import StartupError
 
 BYTES_MIN: Final = 16
 BYTES_MAX: Final = 64 * 2**10
 
 
-def read_reasoning_key(file: str) -> bytes:
-    """Return the key in `file`, or no bytes if no file is given. Raises StartupError if the file cannot be
-    read, or holds too little or too much."""
+def read_reasoning_key(settings: BootstrapSettings) -> bytes:
+    """Return the key that the settings give, or no bytes if they give none. A file wins over the variable.
+    Raises StartupError if the file cannot be read, or holds too little or too much."""
+    file = settings.reasoning_key_file
     if not file:
-        return b""
+        return settings.reasoning_key.encode()
     try:
         with Path(file).open("rb") as opened:
             key = opened.read(BYTES_MAX + 1).strip()

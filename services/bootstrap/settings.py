@@ -7,7 +7,7 @@ from baton.api.tools.formats.output_formats import AUTO, NONE, REASONING_FORMATS
 from baton.rooms.request import LOGPROBS_MAX
 from baton.runtime.errors import SettingsError
 from baton.runtime.model_options import GenerationConfig
-from baton.runtime.service_settings import HOST_OR_NONE, ServiceSettings
+from baton.runtime.service_settings import HOST_OR_NONE, RUN_TOKEN, ServiceSettings
 from baton.runtime.setting_kinds import (
     DURATION_MS,
     FILE,
@@ -142,10 +142,18 @@ class BootstrapSettings(ServiceSettings):
     )
     reasoning_key_file: str = setting(
         "",
-        "File whose content signs the reasoning that clients carry (reasoning.encrypted_content); the same"
-        " for all bootstraps (not given: a key is drawn at each start).",
+        "File whose content signs the reasoning that clients carry (reasoning.encrypted_content) and the ids"
+        " of events; the same for all bootstraps (not given: BATON_REASONING_KEY, else a key is drawn at each"
+        " start).",
         TEXT,
         former_name="thoughts_key_file",
+    )
+    reasoning_key: str = setting(
+        "",
+        "The same key without a file. `baton serve` draws one, so that streams can be continued after its"
+        " bootstrap was restarted.",
+        RUN_TOKEN,
+        secret=True,
     )
     max_body_bytes: int = setting(4 * 2**20, "Largest request body.", SIZE)
     rate_limit: int = setting(

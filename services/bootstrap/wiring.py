@@ -68,7 +68,7 @@ def run(settings: BootstrapSettings) -> int:
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
-    listeners, reasoning_key = open_listeners(settings), read_reasoning_key(settings.reasoning_key_file)
+    listeners, reasoning_key = open_listeners(settings), read_reasoning_key(settings)
     identity = Identity.of(settings.tls)
     server = Server(identity, settings.run_token)
     channels = Channels.showing(identity, settings.run_token)

@@ -10,6 +10,7 @@ from typing import Any, Final, TextIO
 import httpx
 
 from baton.cli.chat_settings import ChatSettings, base_of
+from baton.cli.resumed_stream import StreamCut, stream_data
 from baton.runtime.errors import StartupError
 from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.settings import Flags, load
@@ -77,19 +78,24 @@ class ChatSession:
             body["max_tokens"] = self._settings.max_tokens
         answer = ""
         try:
-            with (
-                _connection_errors(self._settings.url),
-                self._http.stream("POST", "/v1/chat/completions", json=body) as reply,
-            ):
-                if reply.is_error:
-                    reply.read()
-                for delta in _deltas(_checked(reply)):
+            with _connection_errors(self._settings.url):
+                for delta in self._deltas(json.dumps(body).encode()):
                     answer += delta
                     out.write(delta)
                     out.flush()
         finally:
             out.write("\n" if answer else "")
         self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _deltas(self, body: bytes) -> Iterator[str]:
+        """Yield the pieces of answer text in the stream that answers a request. A stream whose connection
+        breaks is continued. Raises ChatFailed."""
+        for data in stream_data(self._http, "/v1/chat/completions", body, _checked, _report):
+            event = json.loads(data)
+            if "error" in event:
+                raise ChatFailed(_message(event))
+            for choice in event.get("choices", ()):
+                yield choice.get("delta", {}).get("content") or ""
 
 
 def converse(conversation: ChatSession) -> int:
@@ -123,20 +129,8 @@ def converse(conversation: ChatSession) -> int:
             print(f"error: {error}", file=sys.stderr)
 
 
-def _deltas(reply: httpx.Response) -> Iterator[str]:
-    """Yield the pieces of answer text in a stream of server-sent events. Raises ChatFailed."""
-    for line in reply.iter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        event = json.loads(data)
-        if "error" in event:
-            raise ChatFailed(_message(event))
-        for choice in event.get("choices", ()):
-            yield choice.get("delta", {}).get("content") or ""
-    raise ChatFailed("the server ended the answer before it was complete")
+def _report(line: str) -> None:
+    print(f"\n{line}", file=sys.stderr)
 
 
 def _checked(reply: httpx.Response) -> httpx.Response:
@@ -165,6 +159,8 @@ def _connection_errors(url: str) -> Iterator[None]:
     except httpx.ConnectError as error:
         none = f"no server answers at {url}: start one with `baton serve`, or name it with --url"
         raise ChatFailed(certificate_problem(error, url) or none) from None
+    except StreamCut as error:
+        raise ChatFailed(str(error)) from None
     except httpx.TimeoutException:
         raise ChatFailed(f"the server at {url} was silent for too long") from None
     except httpx.TransportError as error:

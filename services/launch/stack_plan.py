@@ -29,6 +29,8 @@ Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings,
 Worker = TypeVar("Worker", PrefillSettings, DecodeSettings, BothSettings)
 AnyWorker: TypeAlias = PrefillSettings | DecodeSettings | BothSettings
 RUN_TOKEN: Final = f"{PREFIX}RUN_TOKEN"
+REASONING_KEY: Final = f"{PREFIX}REASONING_KEY"
+"""Variable with the key of event ids. A bootstrap that is restarted gets the same one."""
 TOKEN_BYTES: Final = 32
 ON_GPUS: Final = ("auto", "cuda")
 """Values of `--device` for which the stack's plan gives GPUs to the worker."""
@@ -122,7 +124,7 @@ def make_plan(
     bootstrap = _load(
         BootstrapSettings,
         flags,
-        environ,
+        {REASONING_KEY: secrets.token_urlsafe(TOKEN_BYTES), **environ},
         level
         | {"host": serve.host, "http_port": str(serve.port)}
         | {"grpc_host": serve.grpc_host, "grpc_port": str(grpc_port)}

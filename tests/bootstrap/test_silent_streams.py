@@ -19,7 +19,7 @@ from tests.bootstrap.scripted import LENGTH, D, House, P, Step, accepted, ended,
 
 SILENCE_S: Final = 0.05
 PATIENCE_S: Final = 20.0
-KEEP_ALIVE: Final = ": keep-alive\n\n"
+KEEP_ALIVE: Final = ": keep-alive\n"
 BODY: Final = {"model": tiny.MODEL, "prompt": [5, 6, 7], "max_tokens": 3, "stream": True}
 RETRACTED: Final = Cause(Reason.RETRACTED, "3 pages are needed for older rooms")
 FAILED: Final = Cause(Reason.ENGINE_FAILED, "as it happens")

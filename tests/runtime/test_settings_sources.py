@@ -12,7 +12,14 @@ from baton.runtime.settings import load, settings_of, to_flags, variables_of
 
 Service = type[BootstrapSettings] | type[PrefillSettings] | type[DecodeSettings]
 SERVICES: tuple[Service, ...] = (BootstrapSettings, PrefillSettings, DecodeSettings)
-NOTHING_IS_A_MISTAKE = {"api_keys", "api_key_file", "admin_api_keys", "admin_api_key_file", "run_token"}
+NOTHING_IS_A_MISTAKE = {
+    "api_keys",
+    "api_key_file",
+    "admin_api_keys",
+    "admin_api_key_file",
+    "run_token",
+    "reasoning_key",
+}
 """Settings that must not be given empty, since an empty list would mean an open API."""
 
 

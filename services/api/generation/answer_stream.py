@@ -19,9 +19,12 @@ from baton.api.backend import Backend, Hangup, TokenStream
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
 from baton.api.http.disconnect import ClientGone
 from baton.api.http.metrics import HttpMetrics
+from baton.rooms.request import TokenBatch
 from baton.telemetry.histogram import LoopHistogram
 
-Emit = Callable[[ChoiceAssembler, Delta], Awaitable[None]]
+Emit = Callable[[ChoiceAssembler, Delta, bool], Awaitable[None]]
+"""Function that gets each delta of a choice. The flag says whether the next delta of the choice is there
+already, so that both may be sent together."""
 
 
 class PromptDetails(TypedDict):
@@ -109,13 +112,20 @@ class TokenPace:
 
 
 async def answer(
-    backend: Backend, choices: Sequence[ChoiceAssembler], metrics: HttpMetrics, received_s: float, emit: Emit
+    backend: Backend,
+    choices: Sequence[ChoiceAssembler],
+    metrics: HttpMetrics,
+    received_s: float,
+    emit: Emit,
+    *,
+    by_token: bool = False,
 ) -> Usage:
     """Generate every choice of a request to its end, and return the request's token usage.
 
     Each delta of a choice is passed to `emit`, in order, and by one task at a time. `choices`: all choices of
     the request, grouped by prompt. `received_s`: time at which the HTTP request arrived, in seconds of
-    `time.perf_counter`. Raises BackendError, or any error of `emit`, after every stream was ended.
+    `time.perf_counter`. `by_token`: make a delta for each token, so that the deltas do not depend on how the
+    tokens came. Raises BackendError, or any error of `emit`, after every stream was ended.
     """
     requests = by_request(choices)
     pass_on = emit if len(requests) == 1 else _in_turn(emit)
@@ -135,6 +145,7 @@ async def answer(
                 own,
                 paces,
                 pass_on,
+                by_token=by_token,
             )
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClientGone):
@@ -157,25 +168,45 @@ async def answer(
 
 
 async def _read(
-    stream: TokenStream, own: Sequence[ChoiceAssembler], paces: Sequence[TokenPace], pass_on: Emit
+    stream: TokenStream,
+    own: Sequence[ChoiceAssembler],
+    paces: Sequence[TokenPace],
+    pass_on: Emit,
+    *,
+    by_token: bool,
 ) -> None:
     """Read one prompt's token stream until each of its choices has ended, and pass on every delta. `own`: the
-    choices of the prompt. `paces`: latency recorder of each choice."""
+    choices of the prompt. `paces`: latency recorder of each choice. `by_token`: make a delta for each
+    token."""
     unfinished = len(own)
     while unfinished:
         batch = await stream.next()
         choice = own[batch.choice]
         paces[batch.choice].note(len(batch.tokens))
-        delta = choice.take(batch)
-        if choice.stopped and batch.finish is None:
-            if unfinished == 1:
-                await stream.hang_up(Hangup.STOP_STRING)
-            else:
-                stream.end_choice(batch.choice)
-        await pass_on(choice, delta)
-        if delta.finish is not None:
-            choice.finish = delta.finish
-            unfinished -= 1
+        left = len(batch.tokens) if by_token else 1
+        for part in (batch,) if left <= 1 else _split(batch):
+            delta = choice.take(part)
+            if choice.stopped and batch.finish is None:
+                if unfinished == 1:
+                    await stream.hang_up(Hangup.STOP_STRING)
+                else:
+                    stream.end_choice(batch.choice)
+            left -= 1
+            await pass_on(choice, delta, left > 0 and delta.finish is None)
+            if delta.finish is not None:
+                choice.finish = delta.finish
+                unfinished -= 1
+                break
+
+
+def _split(batch: TokenBatch) -> list[TokenBatch]:
+    """Return a batch as batches of one token each."""
+    tokens, finish, choice, scores = batch
+    last = len(tokens) - 1
+    return [
+        TokenBatch((token,), finish if place == last else None, choice, () if place else scores)
+        for place, token in enumerate(tokens)
+    ]
 
 
 def by_request(choices: Iterable[ChoiceAssembler]) -> list[list[ChoiceAssembler]]:
@@ -188,9 +219,9 @@ def _in_turn(emit: Emit) -> Emit:
     """Return `emit` wrapped in a lock, so that only one task at a time runs it."""
     turn = asyncio.Lock()
 
-    async def emit_in_turn(choice: ChoiceAssembler, delta: Delta) -> None:
+    async def emit_in_turn(choice: ChoiceAssembler, delta: Delta, more: bool) -> None:
         async with turn:
-            await emit(choice, delta)
+            await emit(choice, delta, more)
 
     return emit_in_turn
 

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from baton.api.generation.prompt_echo import PromptEcho
 from baton.api.requests.meaning import Meaning
+from baton.api.resuming.drawn_values import DrawnValues
 from baton.api.text.detokenizer import Detokenizer
 from baton.api.text.stop_strings import StopStrings
 from baton.api.tools.parsing.output_parts import (
@@ -88,9 +89,9 @@ class AnswerParsing:
     marks: Mapping[int, str]
     """Texts of the special tokens (such as `<tool_call>`) that the parser needs although they are left out of
     decoded text, by token id."""
-    name_call: Callable[[str, int], str]
-    """Function that makes the id of a tool call. It takes the tool's name and the number of tool calls before
-    this call."""
+    name_call: Callable[[str, int, str], str]
+    """Function that makes the id of a tool call. It takes the tool's name, the number of tool calls before
+    this call, and 32 hexadecimal digits that were drawn for it."""
     calls_max: int | None = None
     ends_by_calls: bool = True
     """Whether tool calls make the finish reason `tool_calls`. If the request forces one named tool, the
@@ -146,6 +147,7 @@ class ChoiceAssembler:
         "_begun",
         "_chars",
         "_detokenizer",
+        "_draws",
         "_ended_by",
         "_growing",
         "_include_stop",
@@ -172,9 +174,11 @@ class ChoiceAssembler:
         detokenizer: Detokenizer,
         parsing: AnswerParsing | None = None,
         echo: PromptEcho | None = None,
+        draws: DrawnValues | None = None,
     ) -> None:
         """Start an empty choice. `detokenizer`: a new one that starts after the prompt. `parsing`: None if
-        the text is not parsed. `echo`: None if the response shows nothing of the prompt."""
+        the text is not parsed. `echo`: None if the response shows nothing of the prompt. `draws`: values of
+        the request, from which ids of tool calls are made; needed with `parsing`."""
         self.index = index
         self.request = request
         self.output_tokens = 0
@@ -184,6 +188,7 @@ class ChoiceAssembler:
         """Number of tool calls that the choice has so far."""
         self.reasoning_tokens = 0
         self._parsing = parsing
+        self._draws = draws
         self._growing: int | None = None
         """Index of the tool call whose arguments are being generated. None: there is none, or it is above
         `calls_max` and not returned."""
@@ -353,7 +358,7 @@ class ChoiceAssembler:
                 case _ if parsing.calls_max is not None and self.calls >= parsing.calls_max:
                     self._growing = None
                 case ToolCallStart(name) | CompleteToolCall(name):
-                    place, id_ = self.calls, parsing.name_call(name, self.calls)
+                    place, id_ = self.calls, parsing.name_call(name, self.calls, self._digits(self.calls))
                     if isinstance(part, CompleteToolCall):
                         told.append(AnsweredCall(place, id_, *part))
                         self._growing = None
@@ -362,6 +367,12 @@ class ChoiceAssembler:
                         self._growing = place
                     self.calls += 1
         return told
+
+    def _digits(self, call: int) -> str:
+        """Return the hexadecimal digits that were drawn for the id of tool call number `call` (from 0)."""
+        if self._draws is None:
+            raise RuntimeError("a choice with a parser needs drawn values")
+        return self._draws.call_digits(self.index, call)
 
     def _released(self, text: str) -> str:
         """Return the text that can be sent now, because it cannot be part of a stop string any more. Text of

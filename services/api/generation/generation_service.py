@@ -10,12 +10,13 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.api.backend import Backend
+from baton.api.backend import Backend, Limits
+from baton.api.generation.answer_stream import by_request
 from baton.api.generation.choice_assembler import AnswerParsing, ChoiceAssembler
 from baton.api.generation.prompt_echo import PromptEcho
 from baton.api.generation.prompt_encoder import PromptEncoder
 from baton.api.generation.rendering import Rendering
-from baton.api.generation.reply import PendingAnswer, StreamedReply, WholeReply
+from baton.api.generation.reply import CompleteStream, PendingAnswer, StreamedReply, WholeReply
 from baton.api.generation.transcript import Transcript
 from baton.api.http.authentication import caller_in, prefix_owner_in
 from baton.api.http.http_exchange import HttpExchange, exchange_of
@@ -33,17 +34,26 @@ from baton.api.requests.meaning_reader import (
 )
 from baton.api.requests.request_builder import Bounds, admit, truncated
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from baton.api.resuming.answer_start import AnswerStart, AnswerStarts
+from baton.api.resuming.drawn_values import DrawnValues
+from baton.api.resuming.event_ids import EventIds
+from baton.api.resuming.stream_identity import UNKNOWN_ENGINE, digest_of_texts
 from baton.api.settings import ApiSettings
 from baton.api.text.detokenizer import Detokenizer
 from baton.rooms.request import Grammar, GrammarKind
 from baton.rooms.request import Request as WorkerRequest
+from baton.runtime.clock import Clock
+from baton.runtime.logging import Log
 from baton.telemetry.tracing import Attribute
 
-Render = Callable[[HttpExchange, Meaning], Rendering]
+Render = Callable[[AnswerStart, Meaning, DrawnValues], Rendering]
 """Function that makes the rendering of one reply. It is called after the fields of the request were checked,
 and before the prompt is encoded."""
 MakeParsing = Callable[[], AnswerParsing | None]
 """Function that makes a new answer parser for one choice. It returns None if the text is not parsed."""
+
+
+log = Log(__name__)
 
 
 class Constraints(Protocol):
@@ -72,6 +82,8 @@ class GenerationService:
         metrics: HttpMetrics,
         settings: ApiSettings,
         constraints: Constraints,
+        starts: AnswerStarts,
+        clock: Clock,
     ) -> None:
         self._backend = backend
         self._model = model
@@ -79,6 +91,8 @@ class GenerationService:
         self._metrics = metrics
         self._settings = settings
         self._constraints = constraints
+        self._starts = starts
+        self._clock = clock
         self._bounds = Bounds(settings.clip_max_tokens, settings.max_logprobs, settings.min_priority)
 
     async def chat(
@@ -87,16 +101,21 @@ class GenerationService:
         """Return the reply to a chat request. Generation starts when the server sends the reply. `clips`:
         lower a `max_tokens` that does not fit, whatever the settings say. Raises ApiError, Overloaded,
         ClientGone."""
-        exchange = self._begin(request, body)
+        start = self._begin(request, body)
+        if start.has_ended:
+            return CompleteStream()
         meaning = chat_meaning(body, clips=clips)
-        rendering = self._open(exchange, body, render(exchange, meaning))
+        draws = self._starts.values(start)
+        rendering = self._open(exchange_of(request), body, render(start, meaning, draws))
         whole = body.truncate_prompt_tokens is None
-        prompt = await self._prompts.of_messages(request, body, meaning.tools.offered, fit=whole)
+        prompt = await self._prompts.of_messages(
+            request, body, meaning.tools.offered, fit=whole, now_s=start.created_s
+        )
         if not whole:
             prompt = truncated(prompt, body, meaning, self._backend.limits())
         await self._prompts.check_messages(request, body, meaning.tools.offered, prompt)
         grammar, parsing = await self._constraints.constrain_chat(request, body, meaning, prompt)
-        return await self._reply(request, exchange, body, meaning, [prompt], rendering, grammar, parsing)
+        return await self._reply(request, start, draws, body, meaning, [prompt], rendering, grammar, parsing)
 
     async def count(self, request: Request, body: ChatRequest) -> int:
         """Return the number of prompt tokens of a chat request, without generating an answer. The prompt may
@@ -108,9 +127,12 @@ class GenerationService:
     async def completion(self, request: Request, body: CompletionRequest, render: Render) -> Response:
         """Return the reply to a completion request. Generation starts when the server sends the reply. Raises
         ApiError, Overloaded, ClientGone."""
-        exchange = self._begin(request, body)
+        start = self._begin(request, body)
+        if start.has_ended:
+            return CompleteStream()
         meaning = completion_meaning(body)
-        rendering = self._open(exchange, body, render(exchange, meaning))
+        draws = self._starts.values(start)
+        rendering = self._open(exchange_of(request), body, render(start, meaning, draws))
         grammar = await self._constraints.grammar(request, body)
         whole = body.truncate_prompt_tokens is None
         tokens = await self._prompts.of_texts(
@@ -124,26 +146,40 @@ class GenerationService:
             tokens = [truncated(each, body, meaning, self._backend.limits()) for each in tokens]
         self._prompts.check_texts(body.prompt, tokens, meaning.prompt_param)
         given = body.prompt if whole else [None] * len(tokens)
-        return await self._reply(request, exchange, body, meaning, tokens, rendering, grammar, given=given)
+        return await self._reply(
+            request, start, draws, body, meaning, tokens, rendering, grammar, given=given
+        )
 
-    def _begin(self, request: Request, body: GenerationRequest) -> HttpExchange:
+    def _begin(self, request: Request, body: GenerationRequest) -> AnswerStart:
+        """Return the values that the answer begins with. A request with `Last-Event-ID` gets those of the
+        stream that it continues, and its request id. Raises ApiError."""
         exchange = exchange_of(request)
         if body.model is not None:
             check_model(body.model, self._model.names)
         exchange.name(request_id_of(body))
-        return exchange
+        start = self._starts.resume(
+            exchange.headers, request.scope["path"], exchange.body_digest, streams=body.stream
+        )
+        if start is None:
+            created_s = self._clock.wall_ms() // 1000
+            return AnswerStart(exchange.request_id, not exchange.has_own_id, created_s)
+        exchange.resume(start.request_id, has_own_id=not start.has_drawn_id)
+        log.info("a stream is resumed", **exchange.log_ids)
+        return start
 
     def _open(self, exchange: HttpExchange, body: GenerationRequest, rendering: Rendering) -> Rendering:
         """Begin the event stream, if the request asks for one, and return the rendering. From now on the
         stream sends keep-alives, because encoding the prompt and compiling a grammar may take long."""
         if body.stream:
-            exchange.begin_events(rendering.framing, rendering.failure, self._settings.stream_silence_s)
+            framing = rendering.framing if body.event_ids else rendering.framing.without_ids
+            exchange.begin_events(framing, rendering.failure, self._settings.stream_silence_s)
         return rendering
 
     async def _reply(
         self,
         request: Request,
-        exchange: HttpExchange,
+        start: AnswerStart,
+        draws: DrawnValues,
         body: GenerationRequest,
         meaning: Meaning,
         tokens: list[list[int]],
@@ -155,7 +191,7 @@ class GenerationService:
         """Build the worker requests and their choices, and return the reply that will generate them.
         `tokens`: token ids of each prompt. `parsing`: makes the parser of each choice. `given`: each prompt
         as the client sent it, or None if it was truncated."""
-        model, settings = self._model, self._settings
+        model, settings, exchange = self._model, self._settings, exchange_of(request)
         owner, caller = prefix_owner_in(request.scope), caller_in(request.scope)
         tenant = exchange.headers.get(settings.tenant_header)
         admitted = admit(
@@ -170,6 +206,8 @@ class GenerationService:
             bounds=self._bounds,
             salt=salt_of(body.cache_salt, owner) if body.cache_salt or owner else 0,
             tenant=tenant_of(caller, tenant) if tenant else caller,
+            draws=draws,
+            max_tokens=start.max_tokens,
         )
         exchange.describe(lambda: _span_attributes(body, meaning, model, admitted))
         echoes: Sequence[PromptEcho | None] = [None] * len(admitted)
@@ -178,13 +216,10 @@ class GenerationService:
         choices: list[ChoiceAssembler] = []
         for each, echo in zip(admitted, echoes, strict=True):
             for _ in range(each.choices):
-                detokenizer = Detokenizer(
-                    model.tokenizer.codec,
-                    each.prompt,
-                    skip_special_tokens=meaning.skips_special,
-                    whole_texts=model.tokenizer.whole_texts,
+                detokenizer = self._detokenizer(each, meaning)
+                choices.append(
+                    ChoiceAssembler(len(choices), each, meaning, detokenizer, parsing(), echo, draws)
                 )
-                choices.append(ChoiceAssembler(len(choices), each, meaning, detokenizer, parsing(), echo))
         answering = PendingAnswer(
             backend=self._backend,
             choices=choices,
@@ -196,7 +231,43 @@ class GenerationService:
             else None,
             best=meaning.choices if meaning.drawn > meaning.choices else None,
         )
-        return StreamedReply(answering) if body.stream else WholeReply(answering)
+        if not body.stream:
+            return WholeReply(answering)
+        ids = self._ids(request, start, body, choices)
+        return StreamedReply(answering, ids, start.position)
+
+    def _detokenizer(self, request: WorkerRequest, meaning: Meaning) -> Detokenizer:
+        """Return a new detokenizer for the output behind the request's prompt."""
+        tokenizer = self._model.tokenizer
+        return Detokenizer(
+            tokenizer.codec,
+            request.prompt,
+            skip_special_tokens=meaning.skips_special,
+            whole_texts=tokenizer.whole_texts,
+        )
+
+    def _ids(
+        self,
+        request: Request,
+        start: AnswerStart,
+        body: GenerationRequest,
+        choices: Sequence[ChoiceAssembler],
+    ) -> EventIds | None:
+        """Return the ids of the stream's events, or None if the request wants none. Raises ApiError if a
+        stream cannot be continued here."""
+        if not body.event_ids:
+            return None
+        most = [own[0].request.max_tokens for own in by_request(choices)]
+        digest, engine = exchange_of(request).body_digest, _engine_digest(self._backend.limits())
+        return self._starts.ids(start, request.scope["path"], digest, engine, most, len(choices))
+
+
+def _engine_digest(limits: Limits) -> bytes:
+    """Return a digest of the workers' engine, or UNKNOWN_ENGINE if no worker is known."""
+    engine = limits.engine
+    if engine is None:
+        return UNKNOWN_ENGINE
+    return digest_of_texts(engine.name, engine.dtype, limits.quantize)
 
 
 def _span_attributes(

@@ -5,6 +5,8 @@ bound of characters per token.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from typing import Final, TypeVar
 
 from pydantic_core import to_json
@@ -37,6 +39,9 @@ COUNTED_CONTEXTS: Final = 4
 """Longest prompt, as a multiple of the context, that is tokenised although it does not fit. Such a prompt is
 only counted, or is truncated afterwards."""
 
+READS_TIME: Final = "strftime_now"
+"""Name of the function by which chat templates read the time."""
+
 T = TypeVar("T")
 
 
@@ -65,15 +70,20 @@ class PromptEncoder:
         tools: Sequence[OfferedTool],
         *,
         fit: bool = True,
+        now_s: int | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation, rendered by the chat template.
 
         `fit`: refuse a prompt that is longer than the context. Otherwise the limit is COUNTED_CONTEXTS times
-        as long. Raises ApiError, Overloaded, ClientGone.
+        as long. `now_s`: time that the template reads, seconds since the epoch; None for the present. Raises
+        ApiError, Overloaded, ClientGone.
         """
         given = chat_input(body, tools)
         most, own = self._most(fit=fit), body.chat_template
         chat = self._tokenizer.chat if own is None else self._other(own)
+        words = given.words
+        if now_s is not None and READS_TIME in chat.text:
+            words = {**words, READS_TIME: partial(_format_time, now_s)}
         if given.documents and "documents" not in chat.text:
             why = "'documents': the model's chat template knows none."
             raise invalid("documents", why, "unsupported_value")
@@ -91,7 +101,7 @@ class PromptEncoder:
                 add_generation_prompt=given.add_generation_prompt,
                 tools=given.tools,
                 documents=given.documents,
-                words=given.words,
+                words=words,
                 continues=given.continues,
             )
             self._check_length(text, "messages", most)
@@ -264,6 +274,12 @@ class PromptEncoder:
             return work()
         with UntilDisconnect(request.scope, request.receive):
             return await self._pool.run(caller_in(request.scope), size, work)
+
+
+def _format_time(now_s: int, form: str) -> str:
+    """Return a time in local form, as transformers' own `strftime_now` does. `now_s`: seconds since the
+    epoch. `form`: format of `strftime`."""
+    return datetime.fromtimestamp(now_s, UTC).astimezone().strftime(form)
 
 
 def _size(text: str) -> int:

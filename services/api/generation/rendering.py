@@ -1,8 +1,9 @@
 """Interface by which an answer is rendered in the response format of one API."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, Protocol
+from typing import Any, Final, NotRequired, Protocol, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -19,6 +20,12 @@ from baton.api.http.event_stream import Framing
 from baton.api.requests.meaning import Meaning
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason, Token
+
+T = TypeVar("T")
+
+INLINE_LOGPROBS_MAX: Final = 4096
+"""Most log-probabilities that are rendered at once in the event loop. That takes some milliseconds. More are
+rendered in a thread."""
 
 Chunk = Mapping[str, Any]
 """JSON object that one event of a streamed response carries, in the format of one API."""
@@ -145,6 +152,15 @@ class Rendering(Protocol):
 
         `parts`: the choices to return. `usage`: token counts of the request.
         """
+
+
+async def render(work: Callable[[], T], entries: int) -> T:
+    """Return the result of `work`, which renders a part of a response. `entries`: number of log-probabilities
+    that it renders. More than INLINE_LOGPROBS_MAX are rendered in a thread, so that other requests do not
+    wait."""
+    if entries <= INLINE_LOGPROBS_MAX:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def best_of(drawn: Sequence[Collected], count: int) -> list[Collected]:

@@ -5,10 +5,9 @@ sent already. Then the last event reports the error, and the end mark of a compl
 first byte is sent with the first token, or as a keep-alive when nothing was sent for a while.
 """
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -17,18 +16,14 @@ from starlette.types import Receive, Scope, Send
 from baton.api.backend import Backend
 from baton.api.generation.answer_stream import Emit, Usage, answer, by_request
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
-from baton.api.generation.rendering import Collected, Rendering, best_of
+from baton.api.generation.event_writer import EventWriter
+from baton.api.generation.rendering import Collected, Rendering, best_of, render
 from baton.api.generation.transcript import Transcript
 from baton.api.http.disconnect import UntilDisconnect
-from baton.api.http.event_stream import EventStream, TextEvent
 from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.metrics import HttpMetrics
-
-T = TypeVar("T")
-
-INLINE_LOGPROBS_MAX: Final = 4096
-"""Most log-probabilities that are rendered at once in the event loop. That takes some milliseconds. More are
-rendered in a thread."""
+from baton.api.resuming.event_ids import EventIds
+from baton.api.resuming.stream_position import StreamPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +40,16 @@ class PendingAnswer:
     best: int | None = None
     """Number of choices that are returned for each prompt, the best ones. None: all choices are returned."""
 
-    async def answer(self, emit: Emit) -> Usage:
+    async def answer(self, emit: Emit, *, by_token: bool = False) -> Usage:
         """Generate every choice to its end, and return the token usage. Token counts and finish reasons are
-        recorded in the HTTP exchange, for its log line, and in the metrics, also after an error."""
+        recorded in the HTTP exchange, for its log line, and in the metrics, also after an error. `by_token`:
+        make a delta for each token."""
         exchange = self.exchange
         recorded = emit if self.transcript is None else self.transcript.recording(emit)
         try:
-            usage = await answer(self.backend, self.choices, self.metrics, exchange.received_s, recorded)
+            usage = await answer(
+                self.backend, self.choices, self.metrics, exchange.received_s, recorded, by_token=by_token
+            )
             exchange.cached_tokens = usage.cached_tokens
             return usage
         finally:
@@ -73,15 +71,6 @@ class PendingAnswer:
                 self.transcript.write()
 
 
-async def render(work: Callable[[], T], entries: int) -> T:
-    """Return the result of `work`, which renders a part of a response. `entries`: number of log-probabilities
-    that it renders. More than INLINE_LOGPROBS_MAX are rendered in a thread, so that other requests do not
-    wait."""
-    if entries <= INLINE_LOGPROBS_MAX:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
 class WholeReply(Response):
     """HTTP response with the whole answer as one JSON object, sent when the answer is complete."""
 
@@ -99,7 +88,7 @@ class WholeReply(Response):
         rendering = answering.rendering
         parts = {choice.index: Collected(choice) for choice in answering.choices}
 
-        async def collect(choice: ChoiceAssembler, delta: Delta) -> None:
+        async def collect(choice: ChoiceAssembler, delta: Delta, _: bool) -> None:
             logprobs = None
             if rendering.shows_logprobs:
                 logprobs = await render(lambda: rendering.logprobs(delta), delta.entries)
@@ -125,41 +114,27 @@ class StreamedReply(Response):
     """HTTP response that streams the answer as server-sent events. Its errors become an HTTP status or the
     stream's last event, in `middleware.py`."""
 
-    def __init__(self, answering: PendingAnswer) -> None:
+    def __init__(
+        self, answering: PendingAnswer, ids: EventIds | None, position: StreamPosition | None
+    ) -> None:
+        """Set what to stream. `ids`: makes the ids of the events, or None if the client wants none.
+        `position`: position in the answer behind which its events are sent; None for all events."""
         super().__init__()
         self._answering = answering
+        self._ids = ids
+        self._position = position
 
     async def __call__(self, scope: Scope, receive: Receive, _: Send) -> None:
         stream = self._answering.exchange.events
         if stream is None:
             raise RuntimeError("a stream begins with its request")
         with UntilDisconnect(scope, receive):
-            await self._write(stream)
+            writer = EventWriter(stream, self._answering.rendering, self._ids, self._position)
+            await writer.close(await self._answering.answer(writer.write, by_token=True))
 
-    async def _write(self, stream: EventStream) -> None:
-        rendering = self._answering.rendering
-        events = rendering.framing.events
-        opened: set[int] = set()
-        texts: dict[int, TextEvent] = {}
 
-        async def emit(choice: ChoiceAssembler, delta: Delta) -> None:
-            plain = delta.finish is None and rendering.text_alone and choice.index in opened
-            if plain and (text := delta.only_content) is not None:
-                if text:
-                    if (event := texts.get(choice.index)) is None:
-                        event = texts[choice.index] = TextEvent(
-                            rendering.framing, lambda text: rendering.chunks(choice, Delta(text=text))
-                        )
-                    await stream.write(event.of(text))
-                return
-            texts.pop(choice.index, None)
-            chunks: list[Mapping[str, Any]] = []
-            if choice.index not in opened:
-                opened.add(choice.index)
-                chunks += rendering.opening(choice)
-            chunks += await render(lambda: rendering.chunks(choice, delta), delta.entries)
-            if chunks:
-                await stream.write(events(chunks))
+class CompleteStream(Response):
+    """HTTP response to a client that continues a stream of which it already has every event. It is an empty
+    stream, and nothing is computed."""
 
-        usage = await self._answering.answer(emit)
-        await stream.write(events(rendering.closing(usage)) + rendering.framing.end, last=True)
+    media_type = "text/event-stream"

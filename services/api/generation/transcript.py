@@ -29,11 +29,11 @@ class Transcript:
         """Return `emit` wrapped so that the beginning of each choice's text is also recorded. `write` logs it
         later."""
 
-        async def record(choice: ChoiceAssembler, delta: Delta) -> None:
+        async def record(choice: ChoiceAssembler, delta: Delta, more: bool) -> None:
             answer = self._answers[choice.index]
             if len(answer) <= VALUE_CHARS_MAX:
                 self._answers[choice.index] = answer + delta.text
-            await emit(choice, delta)
+            await emit(choice, delta, more)
 
         return record
 

@@ -8,7 +8,7 @@ event without content (`silence-is-spoken`).
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from starlette.types import Send
@@ -18,6 +18,7 @@ HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+SEPARATE_KEEP_ALIVE: Final = b": keep-alive\n\n"
 MARK: Final = "\x00 the text \x00"
 
 encode: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -30,18 +31,26 @@ class Framing:
     named: bool
     """Whether each event has a name, which is the `type` of its chunk."""
     end: bytes
-    keep_alive: bytes = b": keep-alive\n\n"
-    """Bytes that are sent when there is nothing else to send. Clients ignore them."""
+    keep_alive: bytes = b": keep-alive\n"
+    """Bytes that are sent when there is nothing else to send. Clients ignore them. A comment has no empty
+    line behind it: if an earlier event had an id, OpenAI's client takes the line for an event without
+    data."""
 
-    def events(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return chunks encoded as events. The bytes are ASCII only, because some clients split lines at
+    @property
+    def without_ids(self) -> "Framing":
+        """The framing for streams without ids. Clients that read none may expect an empty line behind each
+        message."""
+        return replace(self, keep_alive=SEPARATE_KEEP_ALIVE)
+
+    def event(self, chunk: Mapping[str, Any]) -> bytes:
+        """Return a chunk encoded as an event. The bytes are ASCII only, because some clients split lines at
         U+2028."""
         if self.named:
-            return b"".join(
-                b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encode(chunk).encode())
-                for chunk in chunks
-            )
-        return b"".join(b"data: %b\n\n" % encode(chunk).encode() for chunk in chunks)
+            return b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encode(chunk).encode())
+        return b"data: %b\n\n" % encode(chunk).encode()
+
+    def events(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
+        return b"".join(map(self.event, chunks))
 
 
 PLAIN: Final = Framing(named=False, end=b"data: [DONE]\n\n")

@@ -45,6 +45,8 @@ class HttpExchange:
     has_own_id: bool = False
     """Whether the client chose the request id."""
     error_format: ErrorFormat = OPENAI
+    body_digest: bytes = b""
+    """Digest of the body of a request that asks for a stream. Empty for other requests."""
     received_s: float = field(default_factory=time.perf_counter)
     """Time at which the request arrived, in seconds of `time.perf_counter`."""
     status: int = 0
@@ -109,9 +111,12 @@ class HttpExchange:
 
     def name(self, request_id: str | None) -> None:
         """Set the request id from the request body, unless a request header gave one."""
-        if request_id is None or self.has_own_id:
-            return
-        self.request_id, self.has_own_id = request_id, True
+        if request_id is not None and not self.has_own_id:
+            self.resume(request_id, has_own_id=True)
+
+    def resume(self, request_id: str, *, has_own_id: bool) -> None:
+        """Set the request id, whatever the headers say. `has_own_id`: whether the client chose it."""
+        self.request_id, self.has_own_id = request_id, has_own_id
         if self._span is not None:
             self._span.set({"baton.request_id": request_id})
 

@@ -25,6 +25,7 @@ from baton.api.requests.json_reader import TooDeep, read_json
 from baton.api.requests.schema_fields import fields_of
 from baton.api.requests.schemas import Shape
 from baton.api.requests.validation_errors import first_fault
+from baton.api.resuming.stream_identity import digest_of_body
 from baton.api.settings import ApiSettings
 from baton.runtime.memory_trimming import trim_memory
 from baton.web.http_refusals import refusal_in
@@ -140,7 +141,10 @@ async def read_body(
         raise ApiError(
             408, f"The body was not sent within {timeout_s:g} s.", code="request_timeout"
         ) from None
-    return parse(raw, shape, commas_max)
+    body = parse(raw, shape, commas_max)
+    if getattr(body, "stream", False):
+        exchange.body_digest = digest_of_body(raw)
+    return body
 
 
 def parse(raw: bytes, shape: type[M] | ShapeOf[M], commas_max: int = COMMAS_MAX) -> M:

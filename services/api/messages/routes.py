@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
-from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.openapi_document import GENERATING, TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.messages.anthropic_errors import ROUTE, MessagesError
@@ -17,6 +16,8 @@ from baton.api.messages.message_rendering import MessagesRendering
 from baton.api.messages.message_request import CountRequest, MessagesRequest
 from baton.api.messages.message_translation import translated
 from baton.api.requests.meaning import Meaning
+from baton.api.resuming.answer_start import AnswerStart
+from baton.api.resuming.drawn_values import DrawnValues
 
 
 def messages_routes(generating: GenerationService, bodies: RequestBodies) -> APIRouter:
@@ -45,7 +46,7 @@ def messages_routes(generating: GenerationService, bodies: RequestBodies) -> API
                 count: TokenCount = {"input_tokens": await generating.count(request, chat)}
         return JSONResponse(count)
 
-    def rendering(body: MessagesRequest, exchange: HttpExchange, _: Meaning) -> Rendering:
-        return MessagesRendering(body, exchange.request_id)
+    def rendering(body: MessagesRequest, start: AnswerStart, _: Meaning, __: DrawnValues) -> Rendering:
+        return MessagesRendering(body, start.request_id)
 
     return router

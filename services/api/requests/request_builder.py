@@ -4,7 +4,6 @@ Everything is checked here, before a request enters any queue (`rejected-stays-o
 resolved, so that any worker, and any later attempt, computes the same tokens.
 """
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +17,7 @@ from baton.api.requests.sampling_defaults import sampling_fields_of
 from baton.api.requests.schemas import GenerationRequest
 from baton.api.requests.scored_prompts import ALL, alternatives, check_scores, scored
 from baton.api.requests.token_ids import check_ids, not_a_token
+from baton.api.resuming.drawn_values import DrawnValues, random_values
 from baton.rooms.choice_pages import longest_of, positions_of
 from baton.rooms.plurals import counted
 from baton.rooms.request import Grammar, Request, Sampling
@@ -61,43 +61,43 @@ def admit(
     grammar: Grammar | None = None,
     *,
     salt: int,
+    draws: DrawnValues | None = None,
     tenant: bytes = b"",
     bounds: Bounds = UNBOUND,
+    max_tokens: Sequence[int] | None = None,
 ) -> list[Request]:
     """Return the requests for the workers: one for each prompt, in order, with an id of its own.
 
-    If the client gives no seed, each prompt gets a random one, because a draw depends only on seed and
-    position. Equal prompts may then get different answers. Choice i of a prompt is drawn like a request with
-    the prompt's seed plus i. Raises ApiError.
+    If the client gives no seed, each prompt gets one of `draws` (by default random ones), because a draw
+    depends only on seed and position. Equal prompts may then get different answers. Choice i of a prompt is
+    drawn like a request with the prompt's seed plus i. `max_tokens`: most output tokens, by prompt, of a
+    stream that is continued. Raises ApiError.
     """
     _check_fields(body, meaning, model, bounds)
     top, scored_param = _prompt_alternatives(body, meaning, prompts, model.vocabulary, bounds)
     own_limits = limits if top is None else replace(limits, alone_tokens=0)
-    stops = tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
-    endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
     choices = _choices(body, meaning, len(prompts))
+    _check_whole(choices, scored_param, limits)
     sampling = _sampling(body, meaning, model, bounds)
-    if limits.whole_prompts:
-        _check_whole(choices, scored_param)
-    clips = meaning.clips or bounds.clips
+    clips = max_tokens is None and (meaning.clips or bounds.clips)
     requests = []
     for index, prompt in enumerate(prompts):
         param = meaning.prompt_param if len(prompts) == 1 else f"{meaning.prompt_param}[{index}]"
-        if max(prompt, default=0) >= model.vocabulary:
-            check_ids(prompt, param, model.vocabulary)
-        max_tokens = _max_tokens(meaning, param, len(prompt), choices, own_limits, clips=clips)
-        _check_output(body, meaning, sampling, model.vocabulary, max_tokens, choices.drawn * len(prompts))
-        if index and body.seed is None:
-            sampling = replace(sampling, seed=_any_seed())
+        _check_prompt(prompt, param, model)
+        own = meaning if max_tokens is None else replace(meaning, max_tokens=max_tokens[index])
+        most = _max_tokens(own, param, len(prompt), choices, own_limits, clips=clips)
+        _check_output(body, meaning, sampling, model.vocabulary, most, choices.drawn * len(prompts))
+        if body.seed is None:
+            sampling = replace(sampling, seed=(draws or random_values()).seed(index))
         requests.append(
             Request(
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
                 prompt=tuple(prompt),
-                max_tokens=max_tokens,
+                max_tokens=most,
                 min_tokens=body.min_tokens,
                 eos_token_ids=model.eos_token_ids,
-                stop_token_ids=stops,
-                ignore_eos=endless,
+                stop_token_ids=_stop_ids(body),
+                ignore_eos=_is_endless(body, model),
                 sampling=sampling,
                 trace=trace,
                 grammar=grammar,
@@ -110,6 +110,21 @@ def admit(
             )
         )
     return requests
+
+
+def _check_prompt(prompt: Sequence[int], param: str, model: ModelDefaults) -> None:
+    """Raise ApiError for a token id that the model does not have."""
+    if max(prompt, default=0) >= model.vocabulary:
+        check_ids(prompt, param, model.vocabulary)
+
+
+def _is_endless(body: GenerationRequest, model: ModelDefaults) -> bool:
+    """Return whether no end-of-sequence token ends a choice."""
+    return body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
+
+
+def _stop_ids(body: GenerationRequest) -> tuple[int, ...]:
+    return tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
 
 
 def _check_fields(body: GenerationRequest, meaning: Meaning, model: ModelDefaults, bounds: Bounds) -> None:
@@ -169,9 +184,11 @@ def _choices(body: GenerationRequest, meaning: Meaning, prompts: int) -> _Choice
     return choices
 
 
-def _check_whole(choices: _Choices, scored_param: str) -> None:
+def _check_whole(choices: _Choices, scored_param: str, limits: Limits) -> None:
     """Raise ApiError for options that need a prompt computed in parts, with an engine that computes it as a
     whole. `scored_param`: field that asks for log-probabilities of the prompt."""
+    if not limits.whole_prompts:
+        return
     why = "the engine that serves this model computes a prompt as a whole"
     if choices.drawn > 1:
         raise invalid(choices.param, f"'{choices.param}' is {choices.drawn}, and {why}: one answer is drawn.")
@@ -213,7 +230,7 @@ def _sampling(body: GenerationRequest, meaning: Meaning, model: ModelDefaults, b
         repetition_penalty=sampling_fields.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        seed=_any_seed() if body.seed is None else body.seed % SEEDS,
+        seed=0 if body.seed is None else body.seed % SEEDS,
         logit_bias=tuple(sorted(bias.items())),
         top_logprobs=_top_logprobs(meaning, vocabulary, bounds),
         logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids)),
@@ -246,10 +263,6 @@ def _check_output(
         param = meaning.top_logprobs_param
         why = f"'{param}' asks for {tops} log-probabilities of up to {tokens} tokens"
         raise invalid(param, f"{why}; at most {SHOWN_LOGPROBS_MAX} are told of one request.")
-
-
-def _any_seed() -> int:
-    return secrets.randbits(64)
 
 
 def _max_tokens(

@@ -7,7 +7,7 @@ No I/O, clock or threads.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from baton.api.generation.logprob_objects import ChosenLogprob
 from baton.api.responses.response_ids import ResponseIds
@@ -55,6 +55,8 @@ class ResponseBuilder:
         self._carrier = carrier
         self._summarised = summarised
         self.items: list[OutputItem] = []
+        self.pieces: list[ItemPieces] = []
+        """Sizes of the pieces in which each item was streamed."""
         self._open: _Growing | None = None
 
     @property
@@ -106,6 +108,7 @@ class ResponseBuilder:
             return []
         item = now.item(status)
         self.items.append(item)
+        self.pieces.append(now.pieces)
         return [*now.done(), {"type": "response.output_item.done", "output_index": now.place, "item": item}]
 
     def _next(self, kind: str) -> str:
@@ -119,11 +122,56 @@ class ResponseBuilder:
         ]
 
 
+class ItemPieces(NamedTuple):
+    """Sizes of the pieces in which one output item was streamed, in order."""
+
+    chars: list[int]
+    """Number of characters of each piece."""
+    logprobs: list[int]
+    """Number of log-probabilities of each piece. Empty if no piece has any."""
+
+
+def item_events(item: OutputItem, place: int, pieces: ItemPieces) -> list[ResponsesEvent]:
+    """Return the events that stream a complete output item, as when it was written.
+
+    `place`: index of the item in the output list. `pieces`: sizes of the pieces of its text.
+    """
+    now, text, logprobs = _growing(item, place)
+    counts = pieces.logprobs or [0] * len(pieces.chars)
+    added: ResponsesEvent = {
+        "type": "response.output_item.added",
+        "output_index": place,
+        "item": now.item(IN_PROGRESS),
+    }
+    events = [added, *now.begun()]
+    at = scored = 0
+    for chars, count in zip(pieces.chars, counts, strict=True):
+        events += now.grow(text[at : at + chars], logprobs[scored : scored + count])
+        at, scored = at + chars, scored + count
+    return [*events, *now.done(), {"type": "response.output_item.done", "output_index": place, "item": item}]
+
+
+def _growing(item: OutputItem, place: int) -> "tuple[_Growing, str, Sequence[ChosenLogprob]]":
+    """Return a new output item like a complete one, and the complete one's text and log-probabilities."""
+    if item["type"] == "message":
+        part = item["content"][0]
+        return _Message(item["id"], place), part["text"], part["logprobs"]
+    if item["type"] == "function_call":
+        call = _Call(item["id"], place, item["call_id"], item["name"], item.get("namespace"))
+        return call, item["arguments"], ()
+    if item["summary"]:
+        return _Summary(item["id"], place, None), item["summary"][0]["text"], ()
+    return _Reasoning(item["id"], place, None), item["content"][0]["text"], ()
+
+
 class _Growing(Protocol):
     """Interface of an output item that is being written."""
 
     place: int
     """Index of the item in the output list of the response."""
+    pieces: ItemPieces
+
+    def grow(self, text: str, logprobs: Sequence[ChosenLogprob] = ()) -> list[ResponsesEvent]: ...
 
     def item(self, status: ItemStatus) -> OutputItem: ...
 
@@ -141,6 +189,7 @@ class _Message:
         self._where: InMessage = {"item_id": id_, "output_index": place, "content_index": 0}
         self._texts: list[str] = []
         self._logprobs: list[ChosenLogprob] = []
+        self.pieces = ItemPieces([], [])
 
     def item(self, status: ItemStatus) -> OutputMessage:
         return {
@@ -154,8 +203,12 @@ class _Message:
     def begun(self) -> list[ResponsesEvent]:
         return [{"type": "response.content_part.added", **self._where, "part": self._part()}]
 
-    def grow(self, text: str, logprobs: Sequence[ChosenLogprob]) -> list[ResponsesEvent]:
+    def grow(self, text: str, logprobs: Sequence[ChosenLogprob] = ()) -> list[ResponsesEvent]:
         self._texts.append(text)
+        if logprobs or self._logprobs:
+            self.pieces.logprobs.extend([0] * (len(self.pieces.chars) - len(self.pieces.logprobs)))
+            self.pieces.logprobs.append(len(logprobs))
+        self.pieces.chars.append(len(text))
         self._logprobs += logprobs
         if not text and not logprobs:
             return []
@@ -183,6 +236,7 @@ class _Reasoning:
         self._carrier = carrier
         self._where: InMessage = {"item_id": id_, "output_index": place, "content_index": 0}
         self._texts: list[str] = []
+        self.pieces = ItemPieces([], [])
 
     def item(self, status: ItemStatus) -> OutputReasoning:
         item: OutputReasoning = {
@@ -202,8 +256,9 @@ class _Reasoning:
     def begun(self) -> list[ResponsesEvent]:
         return [{"type": "response.content_part.added", **self._where, "part": self._part()}]
 
-    def grow(self, text: str) -> list[ResponsesEvent]:
+    def grow(self, text: str, _: Sequence[ChosenLogprob] = ()) -> list[ResponsesEvent]:
         self._texts.append(text)
+        self.pieces.chars.append(len(text))
         return [{"type": "response.reasoning_text.delta", **self._where, "delta": text}]
 
     def done(self) -> list[ResponsesEvent]:
@@ -233,8 +288,9 @@ class _Summary(_Reasoning):
     def begun(self) -> list[ResponsesEvent]:
         return [{"type": "response.reasoning_summary_part.added", **self._at, "part": self._summary()}]
 
-    def grow(self, text: str) -> list[ResponsesEvent]:
+    def grow(self, text: str, _: Sequence[ChosenLogprob] = ()) -> list[ResponsesEvent]:
         self._texts.append(text)
+        self.pieces.chars.append(len(text))
         return [{"type": "response.reasoning_summary_text.delta", **self._at, "delta": text}]
 
     def done(self) -> list[ResponsesEvent]:
@@ -261,6 +317,7 @@ class _Call:
             self._called["namespace"] = namespace
         self._where: InItem = {"item_id": id_, "output_index": place}
         self._arguments: list[str] = []
+        self.pieces = ItemPieces([], [])
 
     def item(self, status: ItemStatus) -> OutputCall:
         arguments = "".join(self._arguments)
@@ -275,8 +332,9 @@ class _Call:
     def begun(self) -> list[ResponsesEvent]:
         return []
 
-    def grow(self, arguments: str) -> list[ResponsesEvent]:
+    def grow(self, arguments: str, _: Sequence[ChosenLogprob] = ()) -> list[ResponsesEvent]:
         self._arguments.append(arguments)
+        self.pieces.chars.append(len(arguments))
         return [{"type": "response.function_call_arguments.delta", **self._where, "delta": arguments}]
 
     def done(self) -> list[ResponsesEvent]:

@@ -19,7 +19,13 @@ from baton.api.generation.logprobs import chat_logprobs, token_text
 from baton.api.generation.rendering import Collected
 from baton.api.http.event_stream import NAMED
 from baton.api.model_interface import Model
-from baton.api.responses.response_builder import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseBuilder
+from baton.api.responses.response_builder import (
+    COMPLETED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    ItemPieces,
+    ResponseBuilder,
+)
 from baton.api.responses.response_objects import (
     IncompleteDetails,
     ResponseAnswer,
@@ -35,9 +41,9 @@ FAILED: Final = "failed"
 CUT_OFF: Final[IncompleteDetails] = {"reason": "max_output_tokens"}
 RATE_STATUS: Final = 429
 
-Keep = Callable[[Mapping[str, Any]], bool]
-"""Function that stores a response which ended without an error. It returns whether the response was stored.
-"""
+Keep = Callable[[Mapping[str, Any], Sequence[ItemPieces]], bool]
+"""Function that stores a response which ended without an error. It takes the response and the sizes of the
+pieces in which each output item was streamed, and returns whether the response was stored."""
 
 
 class ResponsesRendering:
@@ -197,7 +203,7 @@ class ResponsesRendering:
         response["completed_at"] = self._now_s() if whole else None
         response["incomplete_details"] = None if whole else CUT_OFF
         response["usage"] = _counted(usage)
-        if not self._keep(response):
+        if not self._keep(response, self._making.pieces):
             response["store"] = False
         return response
 

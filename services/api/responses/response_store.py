@@ -25,15 +25,23 @@ class StoredResponse:
 
     answer: bytes
     items: bytes
+    pieces: bytes
+    """Sizes of the pieces in which each output item was streamed, as JSON."""
 
     @property
     def size(self) -> int:
-        return len(self.answer) + len(self.items) + FRAME_BYTES
+        return len(self.answer) + len(self.items) + len(self.pieces) + FRAME_BYTES
 
     def whole(self) -> dict[str, Any]:
         """Return the stored response as JSON, as it was sent to the client."""
         answer: dict[str, Any] = from_json(self.answer)
         return answer
+
+    def sizes(self) -> list[list[list[int]]]:
+        """Return, for each output item, the sizes of the pieces in which it was streamed: characters, then
+        log-probabilities."""
+        sizes: list[list[list[int]]] = from_json(self.pieces)
+        return sizes
 
     def read(self) -> list[dict[str, Any]]:
         """Return the input items that the stored response answers, as JSON objects."""
@@ -77,14 +85,20 @@ class ResponseStore:
         """Whether the store accepts any response at all."""
         return self._most > 0
 
-    def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> bool:
+    def keep(
+        self,
+        answer: Mapping[str, Any],
+        items: Sequence[Item],
+        owner: bytes,
+        pieces: Sequence[Sequence[Sequence[int]]] = (),
+    ) -> bool:
         """Store a response of the Responses API under its id, if there is space. Return whether it was
         stored.
 
         `answer`: the response as the client gets it. `items`: input items that it answers. `owner`:
-        identifier of the caller.
+        identifier of the caller. `pieces`: sizes of the pieces in which each output item was streamed.
         """
-        kept = StoredResponse(to_json(answer), to_json(items))
+        kept = StoredResponse(to_json(answer), to_json(items), to_json(pieces))
         if kept.size > self._bytes_max or not self._most:
             return False
         self.forget(answer["id"], owner)

@@ -5,11 +5,11 @@ GET    /v1/responses/{id}   /v1/responses/{id}/input_items   of a stored respons
 DELETE /v1/responses/{id}
 """
 
-import secrets
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response
 from baton.api.errors import ApiError, invalid, shown
 from baton.api.generation.generation_service import GenerationService
 from baton.api.http.authentication import owner_in
-from baton.api.http.http_exchange import HttpExchange, exchange_of
+from baton.api.http.event_stream import NAMED
+from baton.api.http.http_exchange import exchange_of
 from baton.api.http.openapi_document import GENERATING, NAMING, TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.http.request_headers import is_codex
@@ -29,7 +30,7 @@ from baton.api.requests.sampling_defaults import sampling_fields_of
 from baton.api.responses.echoed_fields import head_of
 from baton.api.responses.input_items import plain
 from baton.api.responses.input_messages import Placed
-from baton.api.responses.response_builder import ResponseBuilder
+from baton.api.responses.response_builder import ItemPieces, ResponseBuilder
 from baton.api.responses.response_ids import ResponseIds
 from baton.api.responses.response_objects import (
     DeletedResponse,
@@ -49,9 +50,11 @@ from baton.api.responses.response_translation import (
     nothing_dropped,
 )
 from baton.api.responses.signed_reasoning import ReasoningSigner
+from baton.api.responses.stored_events import stored_events
+from baton.api.resuming.answer_start import AnswerStart
+from baton.api.resuming.drawn_values import DrawnValues
 from baton.runtime.clock import Clock
 
-NUMBER_BYTES: Final = 16
 LIST_DEFAULT: Final = 20
 LIST_MAX: Final = 100
 """Most items of one page of a response's input items, as in OpenAI's API."""
@@ -119,28 +122,29 @@ class _Renderings:
         request: Request,
         body: ResponsesRequest,
         items: Sequence[Placed],
-        exchange: HttpExchange,
+        start: AnswerStart,
         _: Meaning,
+        draws: DrawnValues,
     ) -> ResponsesRendering:
         """Return the object that renders one response.
 
         `items`: items of the conversation that the response answers.
         """
         kept, model, owner = self.kept, self.model, owner_in(request.scope)
-        number = secrets.token_hex(NUMBER_BYTES) if exchange.has_own_id else exchange.request_id
+        number = start.request_id if start.has_drawn_id else draws.response_digits()
         names, keeps = ResponseIds(number), body.store and kept.takes
         read = (
             [plain(item, f"in_{number}_{place}") for place, (item, *_) in enumerate(items)] if keeps else []
         )
 
-        def keep(answer: Mapping[str, Any]) -> bool:
-            return keeps and kept.keep(answer, read, owner)
+        def keep(answer: Mapping[str, Any], pieces: Sequence[ItemPieces]) -> bool:
+            return keeps and kept.keep(answer, read, owner, pieces)
 
         def now_s() -> int:
             return self.clock.wall_ms() // 1000
 
         sampling = sampling_fields_of(body, model.recommended_sampling)
-        head = head_of(body, names.answer, body.model or model.name, sampling, now_s(), kept=keeps)
+        head = head_of(body, names.answer, body.model or model.name, sampling, start.created_s, kept=keeps)
         making = ResponseBuilder(
             names,
             functions_of(body),
@@ -150,15 +154,45 @@ class _Renderings:
         return ResponsesRendering(head, making, model, keep, now_s, logprobs=LOGPROBS in body.include)
 
 
+def _events(one: StoredResponse, starting_after: int) -> bytes:
+    """Return the events of a stored response as bytes. `starting_after`: number of the last event to leave
+    out."""
+    response = cast(ResponseAnswer, one.whole())
+    events = stored_events(response, one.sizes())
+    return NAMED.events(event for event in events if event["sequence_number"] > starting_after)
+
+
+def _items_after(items: list[dict[str, Any]], after: str | None) -> list[dict[str, Any]]:
+    """Return the items behind the one with the id `after`, or all if it is None. Raises ApiError."""
+    if after is None:
+        return items
+    for place, item in enumerate(items):
+        if item["id"] == after:
+            return items[place + 1 :]
+    raise invalid("after", f"'after': the answer has no item '{shown(after)}'.")
+
+
 def stored_response_routes(kept: ResponseStore) -> APIRouter:
     """Return the routes that read or delete stored responses."""
     router = APIRouter()
 
-    @router.get("/v1/responses/{id}", **describe(answers=ResponseAnswer, statuses=NAMING))
-    async def response(request: Request, id: str, stream: bool = False) -> Response:  # noqa: A002
+    @router.get(
+        "/v1/responses/{id}", **describe(answers=ResponseAnswer, events=ResponsesEvent, statuses=NAMING)
+    )
+    async def response(
+        request: Request,
+        id: str,  # noqa: A002
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=0)] = None,
+    ) -> Response:
+        one = found(request, id)
         if stream:
-            raise invalid("stream", "'stream' is not supported of an answer that is kept.")
-        return JSONResponse(found(request, id).whole())
+            work = partial(_events, one, -1 if starting_after is None else starting_after)
+            events = await asyncio.get_running_loop().run_in_executor(None, work)
+            return Response(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        if starting_after is not None:
+            raise invalid("starting_after", "'starting_after' needs 'stream' to be true.")
+        return JSONResponse(one.whole())
 
     @router.delete("/v1/responses/{id}", **describe(answers=DeletedResponse, statuses=NAMING))
     async def forget(request: Request, id: str) -> Response:  # noqa: A002
@@ -178,11 +212,7 @@ def stored_response_routes(kept: ResponseStore) -> APIRouter:
         items = found(request, id).read()
         if order == "desc":
             items.reverse()
-        if after is not None:
-            places = [place for place, item in enumerate(items) if item["id"] == after]
-            if not places:
-                raise invalid("after", f"'after': the answer has no item '{shown(after)}'.")
-            items = items[places[0] + 1 :]
+        items = _items_after(items, after)
         page = items[:limit]
         body: InputItems = {
             "object": "list",

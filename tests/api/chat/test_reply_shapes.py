@@ -35,9 +35,10 @@ async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> li
     assert reply.headers["x-request-id"] == "r1"
     *blocks, rest = reply.text.split("\n\n")
     assert rest == ""
-    assert all(block.startswith("data: ") for block in blocks)
-    assert blocks.pop() == "data: [DONE]"
-    return [json.loads(block.removeprefix("data: ")) for block in blocks]
+    assert all(block.startswith("id: ") for block in blocks)
+    told = [block.partition("\ndata: ")[2] for block in blocks]
+    assert told.pop() == "[DONE]"
+    return [json.loads(each) for each in told]
 
 
 def chat_chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict[str, Any]:
@@ -122,11 +123,12 @@ def _counting(shown: Callable[..., Any], rendered: list[int]) -> Callable[..., A
     return counted
 
 
-async def test_one_chunk_for_a_batch_of_tokens(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
-    backend.script = lambda _: [batch(tiny.ids("The fox"), LENGTH)]
+async def test_a_chunk_for_each_token_of_a_batch(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
+    backend.script = lambda _: [batch([T, FOX], LENGTH)]
     assert await events(http, CHAT, chat()) == [
         chat_chunk(ROLE),
-        chat_chunk({"content": "The fox"}, "length"),
+        chat_chunk({"content": "The"}),
+        chat_chunk({"content": " fox"}, "length"),
     ]
 
 
@@ -158,7 +160,7 @@ async def test_usage_so_far_in_each_chunk(
     for index, request in enumerate(backend.asked):
         told = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
         prompt = len(request.prompt)
-        counts = [0, 1, 3, 4] if path == CHAT else [1, 3, 4]  # a chat opens with its role
+        counts = [0, 1, 2, 3, 4] if path == CHAT else [1, 2, 3, 4]  # a chat opens with its role
         assert told == [
             {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
             for count in counts

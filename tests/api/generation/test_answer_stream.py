@@ -25,7 +25,7 @@ async def test_several_choices_are_passed_on_by_one_task_at_a_time() -> None:
     texts = dict.fromkeys(range(3), "")
     at_it = 0
 
-    async def emit(choice: ChoiceAssembler, delta: Delta) -> None:
+    async def emit(choice: ChoiceAssembler, delta: Delta, _: bool) -> None:
         nonlocal at_it
         at_it += 1
         await asyncio.sleep(0)

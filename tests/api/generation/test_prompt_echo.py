@@ -228,7 +228,7 @@ async def test_a_whole_vocabulary_is_told_of_few_tokens_beside_the_event_loop(
         return chat_logprobs(*given)
 
     monkeypatch.setattr("baton.api.chat.chat_rendering.chat_logprobs", shown)
-    monkeypatch.setattr("baton.api.generation.reply.INLINE_LOGPROBS_MAX", 100)
+    monkeypatch.setattr("baton.api.generation.rendering.INLINE_LOGPROBS_MAX", 100)
     backend.script = lambda asked: [batch([FOX], LENGTH, asked.sampling.top_logprobs)]
     app = create_app(backend, tiny.model(), CollectorRegistry(), ApiSettings(max_logprobs=-1))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
@@ -255,7 +255,7 @@ async def test_more_scores_than_are_told_of_a_request_are_refused(
 async def test_what_is_much_is_shown_beside_the_event_loop(
     http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.api.generation.reply.INLINE_LOGPROBS_MAX", 100)
+    monkeypatch.setattr("baton.api.generation.rendering.INLINE_LOGPROBS_MAX", 100)
     seen: list[tuple[str, bool]] = []
 
     def shown(what: str, work: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ ROUTES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 64}),
     "responses": ("/v1/responses", {"input": "Say hello"}),
 }
-KEEP_ALIVE: Final = dict.fromkeys(ROUTES, ": keep-alive\n\n") | {
+KEEP_ALIVE: Final = dict.fromkeys(ROUTES, ": keep-alive\n") | {
     "messages": 'event: ping\ndata: {"type":"ping"}\n\n'
 }
 ENDS: Final = dict.fromkeys(ROUTES, "[DONE]") | {

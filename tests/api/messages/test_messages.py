@@ -325,8 +325,8 @@ async def test_events_have_names_and_blocks_follow_each_other(
     backend.script = lambda _: saying('Hm.\n<tool_call>{"name": "now", "arguments": {}}</tool_call>')
     reply = await http.post(ROUTE, json=body(stream=True, tools=[TOOL], max_tokens=64))
     events = [event.split("\n") for event in reply.text.rstrip("\n").split("\n\n")]
-    told = [json.loads(data.removeprefix("data: ")) for _, data in events]
-    assert [name for name, _ in events] == [f"event: {each['type']}" for each in told]
+    told = [json.loads(data.removeprefix("data: ")) for _, _, data in events]
+    assert [name for _, name, _ in events] == [f"event: {each['type']}" for each in told]
     shown = [
         (each["type"], each.get("index"), each.get("delta", each.get("content_block", {})).get("type"))
         for each in told

@@ -134,7 +134,7 @@ async def test_a_kept_answer_is_read_and_forgotten(client: Client) -> None:
         assert [each["content"][0]["text"] for each in rest["data"]] == ["one"]
         assert not rest["has_more"]
         check(await http.get(f"{here}/input_items", params={"after": "x"}), 400, "after")
-        check(await http.get(here, params={"stream": True}), 400, "stream")
+        check(await http.get(here, params={"starting_after": 1}), 400, "starting_after")
         assert (await http.delete(here)).json() == {"id": first["id"], "object": "response", "deleted": True}
         for gone in (await http.get(here), await http.delete(here), await http.get(f"{here}/input_items")):
             check(gone, 404, "id", "response_not_found")

@@ -5,7 +5,6 @@ template, the model's type decides. The names of a format are those that other s
 `--tool-call-parser` and `--reasoning-parser`.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -34,20 +33,20 @@ AUTO: Final = "auto"
 HERMES: Final = "hermes"
 
 
-ID_BYTES: Final = 12
+ID_CHARS: Final = 24
 MISTRAL_ID_CHARS: Final = 9
 
 
-def random_call_id(_: str, __: int) -> str:
+def random_call_id(_: str, __: int, digits: str) -> str:
     """Return a random id for a tool call, in formats whose models write no ids."""
-    return f"call_{secrets.token_hex(ID_BYTES)}"
+    return f"call_{digits[:ID_CHARS]}"
 
 
-def _mistral_id(_: str, __: int) -> str:
-    return secrets.token_hex(MISTRAL_ID_CHARS)[:MISTRAL_ID_CHARS]
+def _mistral_id(_: str, __: int, digits: str) -> str:
+    return digits[:MISTRAL_ID_CHARS]
 
 
-def _kimi_id(name: str, index: int) -> str:
+def _kimi_id(name: str, index: int, _: str) -> str:
     return f"functions.{name}:{index}"
 
 
@@ -66,9 +65,9 @@ class NamedFormat:
     """Marks of the format, and the parsers of its tool calls."""
     layouts: CallLayouts = None
     """Layout in which a grammar writes the format's tool calls. None if they cannot be constrained."""
-    new_call_id: Callable[[str, int], str] = random_call_id
-    """Function that returns the id of a tool call, given the tool's name and the call's index in the answer.
-    """
+    new_call_id: Callable[[str, int, str], str] = random_call_id
+    """Function that returns the id of a tool call. It takes the tool's name, the call's index in the answer,
+    and 32 hexadecimal digits that were drawn for it."""
     in_messages: bool = False
     """Whether all of an answer is messages with heads (gpt-oss)."""
 

@@ -1,0 +1,1 @@
+"""Tests of streams that are continued after their connection broke."""
