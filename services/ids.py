@@ -25,5 +25,9 @@ PageId = NewType("PageId", int)
 PageTables: TypeAlias = tuple[tuple[PageId, ...], ...]
 """Page tables of a room: for each KV group, its page ids in the order of the room's tokens."""
 
+SALT_BYTES: Final = 16
+"""Length of a prefix cache salt, in bytes. It is long enough that no two texts are found with the same
+salt."""
+
 PageCounts: TypeAlias = tuple[int, ...]
 """Numbers of pages, by KV group."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from baton.fleet.need import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, hash_blocks
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, Block, hash_blocks
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import StackFacts, WorkerFacts
 from baton.rooms.worker_load import WorkerLoad

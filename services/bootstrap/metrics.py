@@ -303,6 +303,15 @@ class RegistryCollector(Collector):
         for side in Side:
             weights.add_metric([side.value], sum(each.weight for each in self._ready(side)) / WEIGHT_TOTAL)
         yield weights
+        logged = GaugeMetricFamily(
+            "baton_kv_log_workers",
+            "Ready workers whose cached prefixes are known whole, by their KV event log. The others are"
+            " judged by what they were sent.",
+            labels=["side"],
+        )
+        for side in Side:
+            logged.add_metric([side.value], sum(each.kv_log.is_current for each in self._ready(side)))
+        yield logged
         yield GaugeMetricFamily(
             "baton_alone_workers",
             "Ready decode workers that can compute prompts themselves if no prefill worker is ready.",

@@ -14,6 +14,7 @@ from baton.bootstrap.admission.admission import Admission
 from baton.bootstrap.credential_store import CredentialStore
 from baton.bootstrap.failure_log import FailureLog
 from baton.bootstrap.history import EMPTY_CENSUS, History
+from baton.bootstrap.kv_event_streams import KvEventStreams
 from baton.bootstrap.metrics import BootstrapMetrics, ExitRejection, Loss, computed_by
 from baton.bootstrap.timelines import Timelines
 from baton.bootstrap.worker_streams import WorkerStreams
@@ -59,14 +60,17 @@ class RoomController:
         spans: RoomSpans | None = None,
         presence: LivenessProbe | None = None,
         max_wait_ms: int | None = None,
+        kv_events: KvEventStreams | None = None,
     ) -> None:
         """Make a controller. `presence`: probe that checks whether a worker's process answers. None: a probe
-        that calls over `channels`."""
+        that calls over `channels`. `kv_events`: reader of the logs of workers' prefix caches. None: no log is
+        read."""
         self._presence = presence or LivenessProbe(channels)
         self.credentials = CredentialStore()
         self.registry = registry
         self.clock = clock
         self.streams = WorkerStreams(channels, self.side_retired, self.update_load)
+        self.kv_events = kv_events
         self.history = History()
         self.timelines = Timelines(registry, clock, RoomSpans() if spans is None else spans)
         self.admission = Admission(
@@ -85,6 +89,8 @@ class RoomController:
         if not was_known:
             log.info("these weights are served from now on", worker=facts.name, model=facts.model)
         log.info("worker registered", worker=facts.name, side=facts.side.value, address=facts.address)
+        if self.kv_events is not None:
+            self.kv_events.follow(facts)
         self._resend_ends(facts)
         self.admission.wake()
 
@@ -205,6 +211,8 @@ class RoomController:
             self.fail(entry.id, facts.loss(why))
             self.timelines.wake(entry.id)
         self.streams.drop(incarnation)
+        if self.kv_events is not None:
+            self.kv_events.drop(incarnation)
         self.admission.wake()
 
     def _resend_ends(self, facts: WorkerFacts) -> None:

@@ -20,6 +20,7 @@ from baton.bootstrap.admin_routes import admin_router, probe_router
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.canary_request import canary_request
+from baton.bootstrap.kv_event_streams import KvEventStreams
 from baton.bootstrap.listeners import HttpServers, open_listeners
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.bootstrap.reasoning_key import read_reasoning_key
@@ -144,6 +145,7 @@ def _make_rooms(
         settings.queue_timeout_ms,
         spans,
         max_wait_ms=settings.max_wait_ms,
+        kv_events=KvEventStreams(channels, registry),
     )
     name_rooms(partial(_ids, registry))
     queued = rooms.admission.queued_by_class, rooms.admission.queued_by_side
@@ -215,6 +217,8 @@ async def _close(server: Server, rooms: RoomController, channels: Channels, trac
         async with asyncio.timeout(STOP_GRACE_S):
             await rooms.finish()
     rooms.streams.close()
+    if rooms.kv_events is not None:
+        await rooms.kv_events.close()
     await channels.close()
     await tracer.stop(STOP_GRACE_S)
 

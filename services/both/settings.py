@@ -85,7 +85,8 @@ class BothSettings(DecodeSettings, PrefillSettings):
     @property
     def of_decode(self) -> DecodeSettings:
         """Settings of the decode side of this process."""
-        return DecodeSettings(**self._given(DecodeSettings, Side.DECODE))
+        given = self._given(DecodeSettings, Side.DECODE)
+        return DecodeSettings(**given | {"kv_events_endpoint": "", "kv_events_replay_endpoint": ""})
 
     def _given(self, cls: type, side: Side) -> dict[str, Any]:
         """Return the values of one side for the settings of class `cls`, by name. Each side has a name of its

@@ -27,6 +27,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_workers",
         "baton_workers_weight",
         "baton_alone_workers",
+        "baton_kv_log_workers",
         "process_start_time_seconds",
         "process_cpu_seconds_total",
         "process_resident_memory_bytes",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from baton.fleet.prefix_affinity import Block
 from baton.fleet.worker_record import Worker
+from baton.pages.block_hashes import Block
 from baton.rooms.choice_pages import positions_of
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WorkerFacts

@@ -185,7 +185,7 @@ def _alone(
 def uncached_tokens(worker: Worker, need: Need) -> int:
     """Return the number of KV positions with which a request begins on a worker, without its cached prefix;
     at least 1. Prefill computes these positions. Decode needs no transfer for cached ones."""
-    return max(need.initial_on(worker.facts) - worker.sent_prefixes.cached_tokens(need.blocks), 1)
+    return max(need.initial_on(worker.facts) - worker.cached_tokens(need.blocks), 1)
 
 
 class _Choice:

@@ -1,35 +1,14 @@
-"""Prompt prefixes that each worker was sent, as an estimate of what its prefix cache holds.
+"""Prompt prefixes that each worker was sent, as an estimate of what its prefix cache holds or soon will.
 
-The router sees prompts, not caches. A prompt is cut into blocks. A block is identified by a hash of itself
-and of all tokens before it. So two prompts have the hashes of their common prefix in common. Prompts with
-different salts have none in common (`same-root-only`). For each worker, as many blocks are remembered as its
-cache could hold. The oldest are forgotten first.
+A worker's log says what is cached there (`baton.fleet.kv_event_reader`). Prompts are sent before the log
+shows them. A worker without a log, and one whose log the router lacks, is judged by this estimate alone. For
+each worker, as many blocks are remembered as its cache could hold. The oldest are forgotten first.
 """
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from hashlib import blake2b
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
 
-from baton.rooms.request import SALT_BYTES
-
-BLOCK_TOKENS: Final = 64
-HASH_BYTES: Final = 16
-
-Block = bytes
-
-
-def hash_blocks(prompt: Sequence[int], salt: int = 0) -> tuple[Block, ...]:
-    """Return the hash of each whole block of a prompt, in order. Prompts with different salts have no hash in
-    common."""
-    found: list[Block] = []
-    before = salt.to_bytes(SALT_BYTES, "big")
-    for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        tokens = array("q", prompt[start : start + BLOCK_TOKENS]).tobytes()
-        before = blake2b(before + tokens, digest_size=HASH_BYTES).digest()
-        found.append(before)
-    return tuple(found)
+from baton.pages.block_hashes import BLOCK_TOKENS, Block
 
 
 class SentPrefixes:
@@ -44,6 +23,9 @@ class SentPrefixes:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    def __contains__(self, block: Block) -> bool:
+        return block in self._blocks
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self._blocks)
@@ -95,19 +77,9 @@ class SentPrefixes:
                 left.append(block)
         return left
 
-    def drop(self, blocks: Sequence[Block]) -> list[Block]:
+    def drop(self, blocks: Iterable[Block]) -> list[Block]:
         """Forget that the worker got these blocks. Return those of them that were remembered."""
         known = [block for block in blocks if block in self._blocks]
         for block in known:
             del self._blocks[block]
-        return known
-
-    def cached_tokens(self, prompt: Sequence[Block]) -> int:
-        """Return the number of a prompt's leading tokens that the worker got before, so that it may have
-        their KV cached."""
-        known = 0
-        for block in prompt:
-            if block not in self._blocks:
-                break
-            known += BLOCK_TOKENS
         return known

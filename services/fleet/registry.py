@@ -8,13 +8,14 @@ from typing import Final
 
 from baton.fleet.need import Need
 from baton.fleet.placement import Pair, choose_reserved, place, place_retracted, uncached_tokens
-from baton.fleet.prefix_affinity import Block
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_table import RoomTable, remember
 from baton.fleet.stack_model import StackModel
 from baton.fleet.worker_record import Worker, WorkerState
 from baton.fleet.worker_table import DEPARTED_MAX, WorkerTable
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import Block
+from baton.pages.kv_event_log import KvEvents, KvSnapshotPart
 from baton.rooms.errors import (
     NoCapacity,
     NoSuchWorker,
@@ -139,6 +140,17 @@ class Registry(WorkerTable, RoomTable):
         worker = self._workers.get(incarnation)
         if worker is not None:
             self.sides[worker.facts.side].record_sent(worker, blocks)
+
+    def read_kv_log(self, incarnation: Incarnation, message: KvEvents | KvSnapshotPart) -> bool:
+        """Take a message of a worker's KV event log. Return whether the router now has the worker's whole set
+        of cached blocks. If not, it needs a snapshot (`log-is-tree`)."""
+        worker = self._workers.get(incarnation)
+        if worker is None:
+            return False
+        log = worker.kv_log
+        change = log.read_events(message) if isinstance(message, KvEvents) else log.read_part(message)
+        self.sides[worker.facts.side].apply_log(worker, change)
+        return log.is_current
 
     def reserve(
         self, need: Need, avoid: Collection[Incarnation] = (), before: Incarnation | None = None

@@ -6,8 +6,8 @@ from enum import Enum
 from typing import Final
 
 from baton.fleet.pair_health import PairId
-from baton.fleet.prefix_affinity import Block
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import Block
 from baton.rooms.errors import Cause, LocalBug
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS

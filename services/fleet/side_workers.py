@@ -13,9 +13,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import Final
 
-from baton.fleet.prefix_affinity import Block
+from baton.fleet.kv_event_reader import KvChange
 from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation
+from baton.pages.block_hashes import Block
 
 HOLDERS_MAX: Final = 32
 """Most workers that may have been sent a prefix for it to matter. A prefix that more workers were sent does
@@ -84,7 +85,8 @@ class SideWorkers:
         """Number of times so far that a worker of this side registered, left, or changed its state."""
         self.page_sizes: Counter[int] = Counter()
         """Number of workers, by tokens per page."""
-        self._sent: dict[Block, tuple[Worker, ...]] = {}
+        self._holders: dict[Block, tuple[Worker, ...]] = {}
+        """Workers that were sent a block, or have it cached by their log."""
 
     @property
     def open(self) -> Ranking:
@@ -146,6 +148,7 @@ class SideWorkers:
             by_state.pop(incarnation, None)
         self.changes += 1
         self._forget(worker, worker.sent_prefixes)
+        self._forget(worker, worker.kv_log.blocks)
 
     def changed(self, worker: Worker) -> None:
         """Record that the state of a worker changed."""
@@ -166,25 +169,33 @@ class SideWorkers:
 
     def record_sent(self, worker: Worker, prompt: Sequence[Block]) -> Sequence[Block]:
         """Record that a worker gets a prompt with these prefix blocks. Return the blocks that it has not got
-        before."""
-        new, forgotten = worker.sent_prefixes.add(prompt)
-        for block in new:
-            self._sent[block] = (*self._sent.get(block, ()), worker)
+        before, and that its log does not show as cached."""
+        logged = worker.kv_log.blocks
+        new, forgotten = worker.sent_prefixes.add([block for block in prompt if block not in logged])
+        self._add(worker, new)
         self._forget(worker, forgotten)
         return new
+
+    def apply_log(self, worker: Worker, change: KvChange) -> None:
+        """Record what a worker's log says about its prefix cache. What it shows as cached is no estimate any
+        more."""
+        sent = set(worker.sent_prefixes.drop(change.stored | change.passed))
+        self._add(worker, change.stored - sent)
+        self._forget(worker, change.removed | (change.passed & sent))
 
     def forget_sent(self, worker: Worker, blocks: Sequence[Block]) -> None:
         """Record that a worker does not have blocks cached that it was sent."""
         self._forget(worker, worker.sent_prefixes.drop(blocks))
 
     def holders_of(self, prompt: Sequence[Block]) -> Sequence[Worker]:
-        """Return the workers that were sent more of a prompt's prefix than others, at most HOLDERS_MAX.
+        """Return the workers that have more of a prompt's prefix than others, at most HOLDERS_MAX.
 
-        A worker that was sent a block was sent all blocks before it, and forgets it before them. So the
-        workers that were sent a block are among those that were sent the block before.
+        They have it cached by their log, or were sent it. A worker that has a block has all blocks before it,
+        and forgets it before them. So the workers that have a block are among those that have the block
+        before.
         """
         for block in prompt:
-            found = self._sent.get(block, ())
+            found = self._holders.get(block, ())
             if len(found) <= HOLDERS_MAX:
                 return found
         return ()
@@ -201,13 +212,17 @@ class SideWorkers:
             self._short.put(worker, by_share if waits else None)
         self._moved.clear()
 
+    def _add(self, worker: Worker, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self._holders[block] = (*self._holders.get(block, ()), worker)
+
     def _forget(self, worker: Worker, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            left = tuple(each for each in self._sent[block] if each is not worker)
+            left = tuple(each for each in self._holders[block] if each is not worker)
             if left:
-                self._sent[block] = left
+                self._holders[block] = left
             else:
-                del self._sent[block]
+                del self._holders[block]
 
 
 def _size(worker: Worker) -> Rank:

@@ -1,6 +1,6 @@
 """Model of a stack, and the checks that a new worker fits it and the other workers.
 
-It is pure. Every error names the field that differs.
+It is pure. Every error names the field that differs (`schema-agreed`).
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,15 @@
 """Record of one registered worker in the router: its lease, its state, its rooms and its load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.fleet.kv_event_reader import KvEventReader
 from baton.fleet.prefill_queue import PrefillQueue
 from baton.fleet.prefix_affinity import SentPrefixes
 from baton.fleet.worker_usage import WorkerUsage
 from baton.ids import RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, Block
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WEIGHT_TOTAL, WorkerFacts
 
@@ -42,7 +45,10 @@ class Worker:
     queue: PrefillQueue = field(default_factory=PrefillQueue)
     """Work that waits on this worker if it is a prefill worker: prompt tokens to compute."""
     sent_prefixes: SentPrefixes = field(init=False)
-    """Prompt prefixes that the worker was sent, and so may have in its prefix cache."""
+    """Prompt prefixes that the worker was sent, and that its log does not show as cached. It may have them
+    in its prefix cache, or soon."""
+    kv_log: KvEventReader = field(init=False)
+    """Prompt prefixes that the worker has cached, by its own log."""
     twin: "Worker | None" = field(default=None, init=False, repr=False, compare=False)
     """Worker of the other side in the same process, if that worker also holds a lease. None otherwise."""
     weight: int = field(default=WEIGHT_TOTAL, init=False)
@@ -54,12 +60,23 @@ class Worker:
         if other is not None:
             self.weigh(other.prefill_weight)
         self.sent_prefixes = SentPrefixes(facts.tokens_max if facts.keeps_prefixes else 0)
+        self.kv_log = KvEventReader(facts.tokens_max // min(facts.page_tokens, BLOCK_TOKENS))
         self.usage = WorkerUsage(facts.tokens_max, facts.group_page_tokens or (facts.page_tokens,))
 
     @property
     def is_serving(self) -> bool:
         """Whether the worker gets rooms now, or may again as soon as it renews its lease."""
         return self.state is WorkerState.READY or (self.state is WorkerState.SUSPECT and self.proven)
+
+    def cached_tokens(self, prompt: Sequence[Block]) -> int:
+        """Return the number of a prompt's leading tokens that the worker has cached by its log, or was sent
+        and may have cached soon."""
+        known = 0
+        for block in prompt:
+            if block not in self.kv_log.blocks and block not in self.sent_prefixes:
+                break
+            known += BLOCK_TOKENS
+        return known
 
     @property
     def client_rooms(self) -> int:

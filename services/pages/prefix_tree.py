@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import lcm
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from baton.ids import PageCounts, PageId, PageTables
 from baton.pages.errors import IllegalPageMove, OutOfPages
@@ -56,6 +56,17 @@ class _Known:
     users: int = 0
 
 
+class TreeListener(Protocol):
+    """Object that is told of each block that lookups find from now on, or no longer."""
+
+    def stored(self, parent: int, block: PageId, tokens: Sequence[int], start: int) -> None:
+        """Take note of a new block. `parent`: id of its parent, or of its root: -1 - salt. `tokens`: sequence
+        in which the block begins at index `start`."""
+
+    def hidden(self, block: PageId) -> None:
+        """Take note that lookups find a block no longer, nor any block below it."""
+
+
 class PrefixTree:
     """Prefix cache of one rank: blocks of pages, found by their tokens. Its size is bounded by the page
     pools."""
@@ -72,6 +83,7 @@ class PrefixTree:
         self._below: dict[BlockKey, PageId] = {}
         self._idle: OrderedDict[PageId, None] = OrderedDict()
         """Ids of the blocks that no room uses, in the order in which they will be evicted."""
+        self.listener: TreeListener | None = None
         self.digest = 0
         """Digest of all cached pages and their tokens. Ranks with different trees have different digests,
         except by chance."""
@@ -192,6 +204,8 @@ class PrefixTree:
                 self._below[step] = block
                 self.digest ^= known.sign
                 entered.append(block)
+                if self.listener is not None:
+                    self.listener.stored(before, block, tokens, len(way) * self.block_tokens)
             else:
                 spared.append(own)
             way.append(block)
@@ -219,6 +233,8 @@ class PrefixTree:
         if self._below.get(known.way) == known.pages[0][0]:
             del self._below[known.way]
             self.digest ^= known.sign
+            if self.listener is not None:
+                self.listener.hidden(known.pages[0][0])
 
     def _keys(self, tokens: Sequence[int], known: int = 0) -> Iterator[tuple[int, ...]]:
         """Yield the token ids of each whole block of a sequence, without its first `known` blocks."""

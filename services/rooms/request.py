@@ -30,9 +30,6 @@ CHOICES_MAX: Final = 128
 """Most choices of one request, as in OpenAI's API."""
 GRAMMAR_BYTES_MAX: Final = 128 * 2**10
 """Longest text of a grammar, in bytes. The text is sent with each room."""
-SALT_BYTES: Final = 16
-"""Length of a prefix cache salt, in bytes. It is long enough that no two texts are found with the same
-salt."""
 
 
 class FinishReason(Enum):

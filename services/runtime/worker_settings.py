@@ -36,6 +36,7 @@ DEVICE: Final = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto
 ENGINE: Final = choices(*(each.value for each in EngineName))
 DTYPE: Final = choices("auto", "bfloat16", "float32")
 QUANTIZE: Final = choices(*(each.value for each in Quantize))
+ZMQ_ADDRESS: Final = matching(r"((tcp|ipc)://\S+)?", "ADDRESS", "tcp://HOST:PORT, tcp://*:PORT or ipc://PATH")
 CHECKSUM: Final = choices(*(each.value for each in KvChecksum))
 PARALLEL: Final = number(1, RANKS_MAX)
 RANK: Final = optional(number(0, RANKS_MAX - 1), None)
@@ -113,6 +114,19 @@ class WorkerSettings(ServiceSettings):
     )
     prefix_cache: bool = setting(
         True, "Keep the pages of ended sequences while there is space, for those that begin alike.", SWITCH
+    )
+    kv_events_endpoint: str = setting(
+        "",
+        "ZMQ address at which changes of the prefix cache are published in vLLM's format, such as tcp://*:5557"
+        " (bound) or tcp://indexer:5557 (connected to); empty: nowhere. Of a process that serves both sides,"
+        " the prefill side's.",
+        ZMQ_ADDRESS,
+    )
+    kv_events_replay_endpoint: str = setting(
+        "", "ZMQ address at which earlier batches of KV events are asked for; empty: nowhere.", ZMQ_ADDRESS
+    )
+    kv_events_topic: str = setting(
+        "", "Topic of published KV events, such as kv@ADDRESS@MODEL, by which a subscriber knows them.", TEXT
     )
     kv_checksum: str = setting(
         KvChecksum.RECORD.value,

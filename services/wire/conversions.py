@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf, isfinite
 from typing import Final, cast
 
-from baton.ids import PageId, PageTables, RoomId
+from baton.ids import SALT_BYTES, PageId, PageTables, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.request import (
@@ -18,7 +18,6 @@ from baton.rooms.request import (
     LOGIT_BIAS_MAX,
     LOGPROB_TOKEN_IDS_MAX,
     LOGPROBS_MAX,
-    SALT_BYTES,
     SCORES_MAX,
     STOP_TOKEN_IDS_MAX,
     FinishReason,

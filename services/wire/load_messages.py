@@ -1,15 +1,21 @@
-"""Conversion of a worker's load to a message and back. The router places rooms by it."""
+"""Conversion of what workers report for placement: their load, and the log of their cached blocks."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from baton.ids import RoomId
+from baton.pages.block_hashes import HASH_BYTES, Block
+from baton.pages.kv_event_log import BATCH_MAX, KvEvent, KvEvents, KvSnapshotPart
 from baton.pages.layout import GROUPS_MAX
 from baton.rooms.steps.step_cost import SCORE_PRICE_MAX
 from baton.rooms.worker_load import WorkerLoad
-from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2
+from baton.wire.malformed import Malformed
 
 RATE_MAX: Final = 2**32 - 1
 """Largest token rate in a message, in tokens per second."""
+PARTS_MAX: Final = 4_096
+"""Most parts of a snapshot: 16 million hashes, of more than a billion tokens."""
 
 
 def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
@@ -47,3 +53,59 @@ def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
         tokens_per_s=wire.tokens_per_s,
         score_price=min(wire.score_price, SCORE_PRICE_MAX),
     )
+
+
+def kv_log_to_wire(message: KvEvents | KvSnapshotPart) -> workers_pb2.KvLogMessage:
+    digest = message.digest.to_bytes(HASH_BYTES, "big")
+    if isinstance(message, KvEvents):
+        return workers_pb2.KvLogMessage(
+            events=workers_pb2.KvEvents(
+                first=message.first,
+                hashes=b"".join(each.block for each in message.events),
+                is_stored=[each.is_stored for each in message.events],
+                digest=digest,
+            )
+        )
+    return workers_pb2.KvLogMessage(
+        snapshot=workers_pb2.KvSnapshotPart(
+            number=message.number,
+            part=message.part,
+            parts=message.parts,
+            hashes=b"".join(message.blocks),
+            digest=digest,
+        )
+    )
+
+
+def kv_log_from_wire(wire: workers_pb2.KvLogMessage) -> KvEvents | KvSnapshotPart:
+    """Return the message of a log. Raises Malformed."""
+    if wire.HasField("events"):
+        events = wire.events
+        blocks = _blocks(events.hashes)
+        if len(events.is_stored) != len(blocks):
+            raise Malformed(f"events.is_stored has {len(events.is_stored)} values for {len(blocks)} hashes")
+        if not events.first:
+            raise Malformed("events.first has to be at least 1")
+        return KvEvents(
+            events.first,
+            [KvEvent(*each) for each in zip(events.is_stored, blocks, strict=True)],
+            _digest(events.digest),
+        )
+    if not wire.HasField("snapshot"):
+        raise Malformed("the message is neither events nor a part of a snapshot")
+    part = wire.snapshot
+    if not part.part < part.parts <= PARTS_MAX:
+        raise Malformed(f"snapshot.part is {part.part} of {part.parts}, at most {PARTS_MAX}")
+    return KvSnapshotPart(part.number, part.part, part.parts, _blocks(part.hashes), _digest(part.digest))
+
+
+def _blocks(hashes: bytes) -> Sequence[Block]:
+    if len(hashes) % HASH_BYTES or len(hashes) > BATCH_MAX * HASH_BYTES:
+        raise Malformed(f"hashes has {len(hashes)} bytes, of {HASH_BYTES} for each of {BATCH_MAX} at most")
+    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+
+
+def _digest(digest: bytes) -> int:
+    if len(digest) != HASH_BYTES:
+        raise Malformed(f"digest has {len(digest)} bytes, not {HASH_BYTES}")
+    return int.from_bytes(digest, "big")

@@ -27,6 +27,7 @@ ALLOWED_CALLERS: Final[Mapping[str, frozenset[ServiceRole]]] = {
     "WorkerRegistry/ReportExit": ALL,  # the worker's starter: its launcher, or that of the whole stack
     "WorkerRegistry/SetWeight": BOOTSTRAP,  # its certificate already allows to start and stop everything
     "PresenceService/WhoIsThere": BOOTSTRAP,
+    "KvEventService/WatchKvEvents": BOOTSTRAP,
     "RoomService/OpenRoom": BOOTSTRAP,
     "RoomService/WatchRoom": BOOTSTRAP,
     "RoomService/ReportRooms": ALL,

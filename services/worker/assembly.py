@@ -12,6 +12,7 @@ from baton.engine_interface import Grammars
 from baton.ids import Incarnation
 from baton.pages.holdings import Holdings
 from baton.pages.kv_checksum import KvChecksum
+from baton.pages.kv_event_log import KvEventLog
 from baton.pages.layout import KvLayout
 from baton.pages.pool import PagePool
 from baton.pages.prefix_tree import PrefixTree
@@ -59,6 +60,15 @@ class RankMemory:
         pools = [PagePool(count) for count in pages]
         prefixes = PrefixTree(layout.page_tokens) if keeps_prefixes else None
         return cls(caches, slots, Holdings(pools, SlotPool(slots.view), prefixes))
+
+    def log_prefixes(self) -> KvEventLog | None:
+        """Log the changes of the prefix cache from now on, while it is empty. Return the log, or None without
+        a prefix cache."""
+        prefixes = self.holdings.prefixes
+        if not prefixes.block_tokens:
+            return None
+        prefixes.listener = log = KvEventLog(prefixes.block_tokens)
+        return log
 
     @property
     def room_limit(self) -> int:

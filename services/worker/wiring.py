@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -32,11 +33,13 @@ from baton.transfer.nixl import NixlTransfer
 from baton.transfer.nixl_library import install_memory_hooks
 from baton.transfer.refused_memory import explain_refused_memory
 from baton.wire import worker_credential
-from baton.wire.baton.v1 import rooms_pb2, workers_pb2
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from baton.wire.conversions import side_to_wire
 from baton.wire.layout_messages import layout_to_wire, topology_to_wire
 from baton.wire.model_bounds import ModelBounds
 from baton.worker.assembly import RankMemory, RankPorts
+from baton.worker.kv_event_publisher import KvEventPublisher, VllmKvEvents
+from baton.worker.kv_event_service import KvEventService
 from baton.worker.lifecycle.exit_reporter import ExitReporter
 from baton.worker.lifecycle.follower_host import FollowerHost
 from baton.worker.lifecycle.leader_host import Role, WorkerHost
@@ -207,7 +210,8 @@ class Start(Generic[Settings]):
                 holds=work.holds,
                 load=work.load,
             )
-            return await host.serve(role, shutdown)
+            async with offer_kv_events(host, ports, settings):
+                return await host.serve(role, shutdown)
         finally:
             await end(group, fitted.end, ports.step_thread, ports.exposure)
 
@@ -241,6 +245,34 @@ class Start(Generic[Settings]):
             reporter=self.host.reporter,
             clock=clock,
         )
+
+
+@asynccontextmanager
+async def offer_kv_events(
+    host: WorkerHost, ports: RankPorts, settings: WorkerSettings
+) -> AsyncIterator[None]:
+    """Log the changes of the leader's prefix cache in this context. Serve the log to routers, and publish it
+    over ZMQ where the settings ask for that. Raises StartupError."""
+    kv_log = ports.memory.log_prefixes()
+    if kv_log is None:
+        yield
+        return
+    service = KvEventService(ports.incarnation, kv_log)
+    workers_pb2_grpc.add_KvEventServiceServicer_to_server(service, host.server.grpc)
+    if not settings.kv_events_endpoint:
+        yield
+        return
+    kv_log.further = events = VllmKvEvents(kv_log.block_tokens)
+    publisher = KvEventPublisher(
+        events, settings.kv_events_endpoint, settings.kv_events_replay_endpoint, settings.kv_events_topic
+    )
+    publishing = asyncio.create_task(publisher.run())
+    try:
+        yield
+    finally:
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        publisher.close()
 
 
 async def end(

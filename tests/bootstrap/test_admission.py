@@ -12,11 +12,11 @@ from baton.bootstrap.admission.placement_request import NotInTime, QueueFull, Re
 from baton.fleet.fair_queue import QUANTUM
 from baton.fleet.need import Need
 from baton.fleet.placement import Pair
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_table import DELIVERY_MS
 from baton.fleet.worker_table import EXPECTED_MS
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, hash_blocks
 from baton.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from baton.rooms.phases import Side
 from baton.wire.service_role import ServiceRole
@@ -218,9 +218,7 @@ async def test_same_root_only_a_prompt_is_hashed_with_its_salt(at: House) -> Non
     at.join(more)
     prompt = tuple(range(BLOCK_TOKENS))
     entry = await at.admission.admit("a", 100, 200, prompt=prompt, salt=7)
-    held = next(
-        each for each in at.registry.workers() if each.facts.name == entry.names[Side.PREFILL]
-    ).sent_prefixes
+    held = next(each for each in at.registry.workers() if each.facts.name == entry.names[Side.PREFILL])
     assert held.cached_tokens(hash_blocks(prompt, 7)) == BLOCK_TOKENS
     assert held.cached_tokens(hash_blocks(prompt)) == held.cached_tokens(hash_blocks(prompt, 8)) == 0
 

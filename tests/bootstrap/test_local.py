@@ -17,10 +17,10 @@ from baton.bootstrap.admin_routes import probe_router
 from baton.bootstrap.canary import ALONE_MS, Canary
 from baton.fleet.need import Need
 from baton.fleet.pair_health import BROKEN_AFTER
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.room_entry import RoomPhase
 from baton.fleet.worker_record import WorkerState
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, hash_blocks
 from baton.rooms.errors import Cause, NoneReady, Reason
 from baton.rooms.request import Request, Sampling
 from baton.wire.baton.v1 import rooms_pb2
@@ -233,7 +233,7 @@ async def test_what_prefill_was_sent_before_is_not_waited_for_but_where_decode_c
             at.retired(len(at.decode.openings))
             at.clock.advance(10_000)
         assert [each.prefill_ms for each in at.decode.openings[2:]] == [128, 1]
-        held = next(each for each in at.registry.workers() if each.facts.side is P).sent_prefixes
+        held = next(each for each in at.registry.workers() if each.facts.side is P)
         assert held.cached_tokens(hash_blocks(prompt)) == len(prompt)
 
 

@@ -13,11 +13,11 @@ from baton.bootstrap.admission.placement_request import QueueFull, Retry
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.room_messages import room_to_wire
 from baton.fleet.need import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.retry import RETRIED
 from baton.fleet.worker_record import WorkerState
 from baton.handover import opened_room
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, hash_blocks
 from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS, Fault
@@ -188,7 +188,7 @@ async def test_same_root_only_each_room_of_a_request_is_placed_and_asked_for_und
     at.decode.script, at.decode_1.script = broken(D, Reason.ENGINE_FAILED), decodes()
     assert await read(await at.backend.generate(request)) == ([7, 8, 9], "length")
     for name in ("prefill-0", "decode-0", "decode-1"):
-        sent = next(each for each in at.registry.workers() if each.facts.name == name).sent_prefixes
+        sent = next(each for each in at.registry.workers() if each.facts.name == name)
         told = [sent.cached_tokens(hash_blocks(request.prompt, salt)) for salt in (0, 9)]
         assert told == [0, BLOCK_TOKENS], name
     await at.all_at_rest(2, 3)

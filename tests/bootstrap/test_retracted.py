@@ -12,9 +12,9 @@ from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.admission.placement_request import Retry
 from baton.bootstrap.request_stream import RequestStream
 from baton.fleet.need import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.retry import MARGIN_TOKENS
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, hash_blocks
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from baton.rooms.phases import Side
 from baton.rooms.request import Request

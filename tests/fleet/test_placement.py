@@ -12,13 +12,13 @@ from baton.fleet import placement
 from baton.fleet.need import Need
 from baton.fleet.pair_health import BROKEN_AFTER
 from baton.fleet.placement import LOOKS_MAX, uncached_tokens
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, hash_blocks
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_table import CLOSING_MS, DELIVERY_MS, OPEN_MS_MAX, OUTCOME_MS
 from baton.fleet.side_workers import HOLDERS_MAX
 from baton.fleet.worker_record import Worker
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, Block, hash_blocks
 from baton.rooms.errors import NoCapacity, NoSuchWorker
 from baton.rooms.phases import Side
 from tests.fleet.test_registry import LOST, apart, facts, registry_of

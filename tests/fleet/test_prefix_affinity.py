@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.fleet.need import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, SentPrefixes, hash_blocks
 from baton.fleet.registry import Registry
-from baton.ids import Incarnation, RoomId
+from baton.fleet.worker_record import Worker
+from baton.ids import Incarnation, PageId, RoomId
+from baton.pages.block_hashes import BLOCK_TOKENS, hash_blocks
+from baton.pages.kv_event_log import KvEventLog
 from baton.rooms.phases import Side
 from tests.fleet.test_registry import LOST, facts, registry_of
 
@@ -64,19 +66,19 @@ def test_blocks_are_the_same_in_every_process() -> None:
 
 
 def test_the_longest_known_beginning_counts() -> None:
-    sent = SentPrefixes(100 * BLOCK_TOKENS)
-    sent.add(hash_blocks(PROMPT))
-    assert sent.cached_tokens(hash_blocks(PROMPT)) == 5 * BLOCK_TOKENS
-    assert sent.cached_tokens(hash_blocks(OTHER)) == 2 * BLOCK_TOKENS
-    assert sent.cached_tokens(hash_blocks(PROMPT[1:])) == 0
+    worker = Worker(facts(Side.PREFILL, 1, tokens_max=100 * BLOCK_TOKENS), 0)
+    worker.sent_prefixes.add(hash_blocks(PROMPT))
+    assert worker.cached_tokens(hash_blocks(PROMPT)) == 5 * BLOCK_TOKENS
+    assert worker.cached_tokens(hash_blocks(OTHER)) == 2 * BLOCK_TOKENS
+    assert worker.cached_tokens(hash_blocks(PROMPT[1:])) == 0
 
 
 def test_no_more_is_remembered_than_the_cache_holds_and_ends_are_forgotten_first() -> None:
-    sent = SentPrefixes(6 * BLOCK_TOKENS)
-    sent.add(hash_blocks(PROMPT))
-    sent.add(hash_blocks(tuple(range(4 * BLOCK_TOKENS))))
-    assert len(sent) == 6
-    assert sent.cached_tokens(hash_blocks(PROMPT)) == 2 * BLOCK_TOKENS
+    worker = Worker(facts(Side.PREFILL, 1, tokens_max=6 * BLOCK_TOKENS), 0)
+    worker.sent_prefixes.add(hash_blocks(PROMPT))
+    worker.sent_prefixes.add(hash_blocks(tuple(range(4 * BLOCK_TOKENS))))
+    assert len(worker.sent_prefixes) == 6
+    assert worker.cached_tokens(hash_blocks(PROMPT)) == 2 * BLOCK_TOKENS
 
 
 def test_the_worker_that_was_sent_the_beginning_is_preferred_on_either_side() -> None:
@@ -160,9 +162,7 @@ def test_incarnation_what_a_worker_was_sent_is_forgotten_with_it() -> None:
     gone = next(worker.facts for worker in stack.workers() if worker.facts.name == first.names[0])
     stack.leave(gone.incarnation, "exited", 0)
     stack.register(replace(gone, incarnation=Incarnation(gone.incarnation + 1000)), 0)
-    assert [worker.sent_prefixes.cached_tokens(hash_blocks(PROMPT)) > 0 for worker in stack.workers()].count(
-        True
-    ) == 1
+    assert [worker.cached_tokens(hash_blocks(PROMPT)) > 0 for worker in stack.workers()].count(True) == 1
 
 
 def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> None:
@@ -179,7 +179,7 @@ def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> No
 def test_what_another_room_computes_is_not_forgotten_with_one_that_decode_computes_itself() -> None:
     stack = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
     need = Need(200, 300, hash_blocks(range(200)))
-    held = next(each for each in stack.workers() if each.facts.side is Side.PREFILL).sent_prefixes
+    held = next(each for each in stack.workers() if each.facts.side is Side.PREFILL)
     rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(3)]
     stack.mark_local(rooms[0].id)
     assert held.cached_tokens(need.blocks) == 192, "two others compute it"
@@ -191,7 +191,7 @@ def test_what_another_room_computes_is_not_forgotten_with_one_that_decode_comput
     stack.side_retired(rooms[0].id, Side.PREFILL)
     stack.mark_local(rooms[1].id)
     assert held.cached_tokens(need.blocks) == 192, "the first of them computed it"
-    assert not held.awaited
+    assert not held.sent_prefixes.awaited
 
 
 def test_what_was_sent_is_asked_where_a_side_has_two_or_decode_computes() -> None:
@@ -199,3 +199,64 @@ def test_what_was_sent_is_asked_where_a_side_has_two_or_decode_computes() -> Non
     assert not one.uses_prefix_affinity
     one.register(facts(Side.DECODE, 2), 0)
     assert one.uses_prefix_affinity
+
+
+# ---- what workers' logs say
+
+
+def read_whole(stack: Registry, name: str, log: KvEventLog) -> None:
+    """Let the registry read a worker's log from a snapshot."""
+    incarnation = next(each.facts.incarnation for each in stack.workers() if each.facts.name == name)
+    for part in log.snapshot():
+        stack.read_kv_log(incarnation, part)
+
+
+def log_of(*prompts: tuple[int, ...]) -> KvEventLog:
+    """Return the log of a worker with these prompts cached, in blocks of one hash block."""
+    log, page = KvEventLog(BLOCK_TOKENS), 0
+    for prompt in prompts:
+        parent = -1
+        for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            log.stored(parent, PageId(page), prompt, start)
+            parent, page = page, page + 1
+    return log
+
+
+def test_log_is_tree_a_new_router_places_by_what_is_cached() -> None:
+    stack = workers()
+    read_whole(stack, "prefill-2", log_of(PROMPT))
+    read_whole(stack, "decode-2", log_of(PROMPT[: 3 * BLOCK_TOKENS]))
+    sent = send(stack, PROMPT)
+    assert sent.names == ("prefill-2", "decode-2")
+    [entry] = stack.open_rooms()
+    assert entry.prompt_tokens == 400 - 320
+
+
+def test_log_is_tree_what_is_on_its_way_counts_with_what_is_logged() -> None:
+    stack = workers()
+    log = log_of(PROMPT[: 2 * BLOCK_TOKENS])
+    read_whole(stack, "prefill-1", log)
+    first = send(stack, PROMPT)
+    assert first.names[0] == "prefill-1"
+    prefill = next(each for each in stack.workers() if each.facts.name == "prefill-1")
+    assert prefill.cached_tokens(hash_blocks(PROMPT)) == 5 * BLOCK_TOKENS
+    assert len(prefill.sent_prefixes) == 3, "the log has the others"
+    before = log.number
+    log.stored(PageId(1), PageId(2), PROMPT, 2 * BLOCK_TOKENS)
+    log.hidden(PageId(2))
+    events = log.after(before)
+    assert events is not None
+    assert len(events.events) == 2
+    assert stack.read_kv_log(prefill.facts.incarnation, events)
+    assert prefill.cached_tokens(hash_blocks(PROMPT)) == 2 * BLOCK_TOKENS, "it was computed, and evicted"
+    assert prefill not in stack.sides[Side.PREFILL].holders_of(hash_blocks(PROMPT)[2:3])
+
+
+def test_log_is_tree_a_worker_leaves_with_all_that_it_logged_and_was_sent() -> None:
+    stack = workers()
+    read_whole(stack, "prefill-1", log_of(PROMPT))
+    send(stack, OTHER)
+    for each in list(stack.workers()):
+        stack.leave(each.facts.incarnation, "left", 0)
+    assert not any(side.holders_of(hash_blocks(PROMPT)) for side in stack.sides.values())
+    assert not stack.read_kv_log(Incarnation(1), log_of(PROMPT).snapshot()[0]), "it is gone"

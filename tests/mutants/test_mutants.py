@@ -38,6 +38,7 @@ OF_NO_ROOM = frozenset(
         "given-is-taken",
         "text-is-not-token",
         "schema-agreed",
+        "log-is-tree",
     }
 )
 """Invariants that no schedule of rooms can show broken. They are about handling requests, about reports on a

@@ -45,6 +45,7 @@ METHODS: Final = [method for service in SERVICES for method in service.methods]
 ADDERS: Final[list[tuple[type[Any], Callable[..., None]]]] = [
     (workers_pb2_grpc.WorkerRegistryServicer, workers_pb2_grpc.add_WorkerRegistryServicer_to_server),
     (workers_pb2_grpc.PresenceServiceServicer, workers_pb2_grpc.add_PresenceServiceServicer_to_server),
+    (workers_pb2_grpc.KvEventServiceServicer, workers_pb2_grpc.add_KvEventServiceServicer_to_server),
     (rooms_pb2_grpc.RoomServiceServicer, rooms_pb2_grpc.add_RoomServiceServicer_to_server),
     (inference_pb2_grpc.PrefillServiceServicer, inference_pb2_grpc.add_PrefillServiceServicer_to_server),
     (inference_pb2_grpc.DecodeServiceServicer, inference_pb2_grpc.add_DecodeServiceServicer_to_server),

@@ -8,7 +8,7 @@ process, so that keys cannot be guessed from salts. A `cache_salt` further divid
 
 from hashlib import blake2b
 
-from baton.rooms.request import SALT_BYTES
+from baton.ids import SALT_BYTES
 from baton.web.api_keys import Caller
 
 

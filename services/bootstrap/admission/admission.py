@@ -26,11 +26,11 @@ from baton.bootstrap.timelines import Timelines
 from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueEntry, QueueKey
 from baton.fleet.need import Need
 from baton.fleet.placement import Pair
-from baton.fleet.prefix_affinity import hash_blocks
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry
 from baton.fleet.wait_estimator import WaitEstimator
 from baton.ids import Incarnation, RoomId
+from baton.pages.block_hashes import hash_blocks
 from baton.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
 from baton.rooms.phases import Side
 from baton.rooms.plurals import counted

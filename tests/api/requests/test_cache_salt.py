@@ -14,7 +14,7 @@ from baton.api.http.authentication import AccessControl
 from baton.api.requests.cache_salt import salt_of
 from baton.api.requests.field_types import CACHE_SALT_CHARS_MAX
 from baton.api.settings import ApiSettings
-from baton.rooms.request import SALT_BYTES
+from baton.ids import SALT_BYTES
 from baton.runtime.file_changes import FileChanges
 from baton.web.api_keys import ApiKeys
 from tests.api import tiny

@@ -20,6 +20,127 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class WatchKvEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """Process whose log is meant."""
+    after: _builtins.int
+    """Number of the last event that the caller has. Absent: it needs a snapshot."""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        after: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
+    _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
+
+Global___WatchKvEventsRequest: _TypeAlias = WatchKvEventsRequest  # noqa: Y015
+
+@_typing.final
+class KvLogMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> Global___KvEvents: ...
+    @_builtins.property
+    def snapshot(self) -> Global___KvSnapshotPart: ...
+    def __init__(
+        self,
+        *,
+        events: Global___KvEvents | None = ...,
+        snapshot: Global___KvSnapshotPart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "message", b"message", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "message", b"message", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["events", "snapshot"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___KvLogMessage: _TypeAlias = KvLogMessage  # noqa: Y015
+
+@_typing.final
+class KvEvents(_message.Message):
+    """Events with ascending numbers. Hashes are of 16 bytes each, one behind the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    IS_STORED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """Number of the first event. Without any, of the next one that will be logged."""
+    hashes: _builtins.bytes
+    digest: _builtins.bytes
+    """XOR of the hashes of all blocks that are cached after the last event."""
+    @_builtins.property
+    def is_stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """For each event: the block is cached from now on, or no longer."""
+
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        hashes: _builtins.bytes = ...,
+        is_stored: _abc.Iterable[_builtins.bool] | None = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "first", b"first", "hashes", b"hashes", "is_stored", b"is_stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvEvents: _TypeAlias = KvEvents  # noqa: Y015
+
+@_typing.final
+class KvSnapshotPart(_message.Message):
+    """A part of all blocks that are cached after event `number`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    part: _builtins.int
+    parts: _builtins.int
+    hashes: _builtins.bytes
+    digest: _builtins.bytes
+    """As in KvEvents, of the whole snapshot."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
+        hashes: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "hashes", b"hashes", "number", b"number", "part", b"part", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSnapshotPart: _TypeAlias = KvSnapshotPart  # noqa: Y015
+
+@_typing.final
 class Topology(_message.Message):
     """Number of ranks of one worker, by dimension. 0 means 1."""
 

@@ -399,3 +399,82 @@ class PresenceService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KvEventServiceStub:
+    """Served by the leader of every worker that has a prefix cache.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.WatchKvEvents = channel.unary_stream(
+                '/baton.v1.KvEventService/WatchKvEvents',
+                request_serializer=baton_dot_v1_dot_workers__pb2.WatchKvEventsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_workers__pb2.KvLogMessage.FromString,
+                _registered_method=True)
+
+
+class KvEventServiceServicer:
+    """Served by the leader of every worker that has a prefix cache.
+    """
+
+    def WatchKvEvents(self, request, context):
+        """What is cached, as a log: the events after `after`, then each new one. A caller that has none,
+        or lacks events that are forgotten, gets a snapshot first, in parts. An idle log repeats its
+        number and digest now and then. FAILED_PRECONDITION (WrongIncarnation):
+        another process answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvEventServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'WatchKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchKvEvents,
+                    request_deserializer=baton_dot_v1_dot_workers__pb2.WatchKvEventsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_workers__pb2.KvLogMessage.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.KvEventService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.KvEventService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KvEventService:
+    """Served by the leader of every worker that has a prefix cache.
+    """
+
+    @staticmethod
+    def WatchKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.KvEventService/WatchKvEvents',
+            baton_dot_v1_dot_workers__pb2.WatchKvEventsRequest.SerializeToString,
+            baton_dot_v1_dot_workers__pb2.KvLogMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

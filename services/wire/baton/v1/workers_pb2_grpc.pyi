@@ -171,3 +171,46 @@ class PresenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns the incarnation of the process that answers."""
 
 def add_PresenceServiceServicer_to_server(servicer: PresenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class KvEventServiceStub:
+    """Served by the leader of every worker that has a prefix cache."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> KvEventServiceAsyncStub: ...
+    WatchKvEvents: _grpc.UnaryStreamMultiCallable[_workers_pb2.WatchKvEventsRequest, _workers_pb2.KvLogMessage]
+    """What is cached, as a log: the events after `after`, then each new one. A caller that has none,
+    or lacks events that are forgotten, gets a snapshot first, in parts. An idle log repeats its
+    number and digest now and then. FAILED_PRECONDITION (WrongIncarnation):
+    another process answers.
+    """
+
+@_typing.type_check_only
+class KvEventServiceAsyncStub(KvEventServiceStub):
+    """Served by the leader of every worker that has a prefix cache."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    WatchKvEvents: _aio.UnaryStreamMultiCallable[_workers_pb2.WatchKvEventsRequest, _workers_pb2.KvLogMessage]  # type: ignore[assignment]
+    """What is cached, as a log: the events after `after`, then each new one. A caller that has none,
+    or lacks events that are forgotten, gets a snapshot first, in parts. An idle log repeats its
+    number and digest now and then. FAILED_PRECONDITION (WrongIncarnation):
+    another process answers.
+    """
+
+class KvEventServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Served by the leader of every worker that has a prefix cache."""
+
+    @_abc_1.abstractmethod
+    def WatchKvEvents(
+        self,
+        request: _workers_pb2.WatchKvEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_workers_pb2.KvLogMessage], _abc.AsyncIterator[_workers_pb2.KvLogMessage]]:
+        """What is cached, as a log: the events after `after`, then each new one. A caller that has none,
+        or lacks events that are forgotten, gets a snapshot first, in parts. An idle log repeats its
+        number and digest now and then. FAILED_PRECONDITION (WrongIncarnation):
+        another process answers.
+        """
+
+def add_KvEventServiceServicer_to_server(servicer: KvEventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

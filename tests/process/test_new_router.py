@@ -1,0 +1,71 @@
+"""Tests of a router that starts anew, beside workers with full prefix caches."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.http import web
+from tests.process.load import any_prompts
+from tests.process.stack import SPLIT, Stack, running_stack
+from tests.process.structured import tiny_model
+
+LENGTH: Final = 200
+"""Tokens of a prompt: three hash blocks, and some more."""
+PROMPTS: Final = 24
+REUSED: Final = "baton_prefix_reused_tokens_total"
+LOGGED: Final = "baton_kv_log_workers"
+WORKERS: Final = {"prefill": 2, "decode": 2}
+LIMIT_S: Final = 60
+
+
+@pytest.fixture(scope="module")
+def model(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", demo_model_dir)
+
+
+@pytest.fixture
+def stack(model: Path) -> Iterator[Stack]:
+    with running_stack(
+        str(model), prefill=[{}, {}], decode=[SPLIT, SPLIT], dtype="float32", kv_cache_memory="16MiB"
+    ) as made:
+        yield made
+
+
+def reused(stack: Stack) -> float:
+    """Return the tokens of prompts that prefill workers have found in their caches so far."""
+    return sum(stack.services[f"prefill-{number}"].total(REUSED) for number in range(2))
+
+
+def complete(stack: Stack, prompt: list[int]) -> None:
+    body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+    reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=120)
+    assert reply.status_code == 200, reply.text
+
+
+def knows_all_caches(stack: Stack) -> bool:
+    known = stack.services["bootstrap"].metrics()
+    return all(known[LOGGED, (("side", side),)] == count for side, count in WORKERS.items())
+
+
+@pytest.mark.timeout(300)
+def test_log_is_tree_a_new_router_sends_each_prompt_where_it_is_cached(stack: Stack) -> None:
+    """Without the workers' logs about half of the prompts go to the worker that has not computed them."""
+    prompts = [list(prompt) for prompt in any_prompts([LENGTH] * PROMPTS, 1_000)]
+    for prompt in prompts:
+        complete(stack, prompt)
+    computed = [
+        stack.services[f"prefill-{number}"].total("baton_prefill_tokens_total") for number in range(2)
+    ]
+    assert min(computed) >= PROMPTS // 4 * LENGTH, "both have computed some"
+    stack.services["bootstrap"].kill()
+    stack.restart("bootstrap")
+    stack.wait_ready(4)
+    stack.wait_until(lambda: knows_all_caches(stack), LIMIT_S, "the new router reads every log")
+    blind = 0
+    for prompt in prompts:
+        before = reused(stack)
+        complete(stack, prompt)
+        blind += reused(stack) == before
+    assert blind == 0
