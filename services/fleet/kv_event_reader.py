@@ -69,11 +69,7 @@ class KvEventReader:
         is_old = self.is_current and part.number <= self.number
         if is_old or (newest is not None and part.number < newest.number):
             return NO_CHANGE
-        if newest is not None and (newest.number, newest.parts, newest.digest) != (
-            part.number,
-            part.parts,
-            part.digest,
-        ):
+        if newest is not None and newest._replace(part=part.part, blocks=part.blocks) != part:
             self._parts.clear()
         self._parts[part.part] = part
         if sum(len(each.blocks) for each in self._parts.values()) > self._blocks_max:

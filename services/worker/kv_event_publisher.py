@@ -24,6 +24,8 @@ BATCHES_MAX: Final = 10_000
 """Most batches that are remembered for replays, as in vLLM."""
 EVENTS_MAX: Final = 100_000
 """Most events that wait for the next batch. Beyond that they are dropped, and a number is left out."""
+RUN_MAX: Final = 256
+"""Most blocks of one event. A prompt's blocks are stored together."""
 HASH_BYTES: Final = 8
 UNSALTED_ROOT: Final = -1
 MEDIUM: Final = "GPU"
@@ -55,9 +57,10 @@ class VllmKvEvents:
             return
         own = list(tokens[start : start + self._block_tokens])
         name = self._hashes[block] = _hash(above, own)
-        if self._last == parent and self.pending:
-            self.pending[-1]["block_hashes"].append(name)
-            self.pending[-1]["token_ids"].extend(own)
+        run = self.pending[-1] if self._last == parent else None
+        if run is not None and len(run["block_hashes"]) < RUN_MAX:
+            run["block_hashes"].append(name)
+            run["token_ids"].extend(own)
         else:
             self._add(
                 {
@@ -129,9 +132,13 @@ class KvEventPublisher:
 
     async def run(self) -> None:
         """Publish batches, and answer requests for replays, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._publish())
-            tasks.create_task(self._replay())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._publish())
+                tasks.create_task(self._replay())
+        except Exception as error:
+            log.warning("KV events are published no more", cause=repr(error))
+            raise
 
     def close(self) -> None:
         for each in (self._publishing, self._replaying):

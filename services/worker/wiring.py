@@ -25,7 +25,7 @@ from baton.rooms.phases import Side
 from baton.runtime import service_process
 from baton.runtime.clock import Clock, SystemClock
 from baton.runtime.cpu_affinity import pin
-from baton.runtime.logging import name_rooms
+from baton.runtime.logging import Log, name_rooms
 from baton.runtime.worker_settings import WorkerSettings
 from baton.telemetry.process_metrics import describe_process
 from baton.transfer.exposure import Exposure
@@ -49,6 +49,8 @@ from baton.worker.pending_events import SystemPendingEvents
 from baton.worker.rank_work import RankWork
 from baton.worker.step_thread import StepThread
 from baton.worker.turn_loop import TurnProgress, run_turns
+
+log = Log(__name__)
 
 BROKEN: Final = (GroupBroken, RostersDiverged, RankGroupBroken)
 """Exceptions that end this rank's turns because another rank failed or differs."""
@@ -255,6 +257,8 @@ async def offer_kv_events(
     over ZMQ where the settings ask for that. Raises StartupError."""
     kv_log = ports.memory.log_prefixes()
     if kv_log is None:
+        if settings.kv_events_endpoint:
+            log.warning("no KV events are published: there is no prefix cache")
         yield
         return
     service = KvEventService(ports.incarnation, kv_log)

@@ -137,7 +137,7 @@ def test_log_is_tree_a_wrong_digest_is_noticed_in_events_and_in_a_snapshot() -> 
     assert reader.is_current
 
 
-def test_events_that_overlap_are_applied_once() -> None:
+def test_log_is_tree_events_that_overlap_are_applied_once() -> None:
     reader = current(1)
     reader.read_events(stored(6, 2, 3, cached=(1, 2, 3)))
     reader.read_events(stored(7, 3, 4, cached=(1, 2, 3, 4)))
@@ -145,7 +145,7 @@ def test_events_that_overlap_are_applied_once() -> None:
     assert reader.blocks == set(map(block, (1, 2, 3, 4)))
 
 
-def test_parts_of_two_snapshots_are_not_mixed() -> None:
+def test_log_is_tree_parts_of_two_snapshots_are_not_mixed() -> None:
     reader = KvEventReader(BLOCKS_MAX)
     digest = digest_of((block(1), block(2)))
     reader.read_part(KvSnapshotPart(5, 0, 2, [block(1)], digest))
