@@ -63,8 +63,9 @@ class TokenStream(Protocol):
     """Output stream of one request that is being served. The reader must finish it: read every choice up to
     its `finish`, or call `hang_up`."""
 
-    cached_tokens: int
-    """Number of prompt tokens whose KV was taken from a prefix cache. Known after the first batch."""
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens whose KV was taken from a prefix cache. Known after the first batch."""
 
     async def next(self) -> TokenBatch:
         """Return the next batch of any choice. A choice has no further batch after the one with `finish`.

@@ -26,8 +26,11 @@ class Outbox(Generic[T]):
         if len(self._waiting) >= self._most:
             raise asyncio.QueueFull
         self._waiting.append(each)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader = self._reader
+        if reader is not None:
+            self._reader = None
+            if not reader.done():  # its wait was not cancelled
+                reader.set_result(None)
 
     async def get(self) -> T:
         while not self._waiting:

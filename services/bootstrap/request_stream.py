@@ -12,6 +12,7 @@ without a pause and avoids no worker. Only the request's own time-out limits the
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed
@@ -44,6 +45,8 @@ GIVEN_UP_BETWEEN: Final = {
 }
 """Event and text for the timeline of the last room of a request that is given up before its next room opens,
 by reason."""
+
+TOKEN_ID: Final = attrgetter("id")
 
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
 """Function that starts the stream of an opened room. It takes the room, the request and the room's time limit
@@ -97,8 +100,8 @@ class RequestStream:
         timeout_s: float,
         bounds: RetryBounds,
     ) -> None:
-        self.cached_tokens = 0
         self._rooms = rooms
+        self._expected = rooms.admission.expected
         self._follow = follow
         self._request = request
         self._bounds = bounds
@@ -118,6 +121,11 @@ class RequestStream:
         self._merged: Outbox[TokenBatch | Exception] | None = None
         """Queue that merges the tokens of several rooms for the reader. None while all choices are in one
         room."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens whose KV was taken from a prefix cache. Known after the first batch."""
+        return self._first.cached_tokens
 
     async def next(self) -> TokenBatch:
         strand = self._branch
@@ -156,18 +164,19 @@ class RequestStream:
     def _passed(self, strand: _Branch, batch: TokenBatch) -> TokenBatch | None:
         """Convert a batch of tokens of a room into one for the reader, with the choice's index in the
         response. Return None if the reader wants no more of that choice."""
+        tokens, finish, index, _ = batch
         if not self._began:
             self._began, self._first = True, strand.room
-        self.cached_tokens = self._first.cached_tokens
-        self._end_pause(strand, len(self._request.prompt) + strand.began - strand.room.cached_tokens)
-        self._rooms.admission.expected.progressed(strand.room.entry.id, len(batch.tokens))
-        choice = strand.choices[batch.choice]
+        if strand.paused_ms is not None:
+            self._end_pause(strand, len(self._request.prompt) + strand.began - strand.room.cached_tokens)
+        self._expected.progressed(strand.room.entry.id, len(tokens))
+        choice = strand.choices[index]
         if choice not in self._going:
             return None
-        self._outputs[choice] += [token.id for token in batch.tokens]
-        if batch.finish is not None:
+        self._outputs[choice] += map(TOKEN_ID, tokens)
+        if finish is not None:
             self._going.discard(choice)
-        return batch if choice == batch.choice else batch._replace(choice=choice)
+        return batch if choice == index else batch._replace(choice=choice)
 
     async def _next_of_several(self, merged: Outbox[TokenBatch | Exception]) -> TokenBatch:
         while True:

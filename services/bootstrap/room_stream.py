@@ -54,6 +54,7 @@ from baton.wire.conversions import (
     request_to_wire,
     scores_from_wire,
     token_from_wire,
+    tokens_from_wire,
 )
 from baton.wire.errors import Draining, RemoteError, WrongIncarnation
 
@@ -63,6 +64,8 @@ GIVEN_UP: Final = {
     Hangup.REQUEST_FAILED: Cause(Reason.CANCELLED, SIBLING_FAILED),
 }
 """Cause of a room whose reader reads no more before its end."""
+
+ACCEPTED: Final = Accepted()
 
 log = Log(__name__)
 
@@ -82,7 +85,7 @@ class RoomStream:
         # At most one batch for each token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
         self._room = OpenedRoom(entry.id, request, entry.names, timeout_s)
-        self._timers = Timers(self._passed)
+        self._timers: Timers[RoomTimer] = Timers()
 
     @property
     def cached_tokens(self) -> int:
@@ -127,15 +130,19 @@ class RoomStream:
 
     def on_reply(self, side: Side, reply: Any) -> None:
         """Process a message about the room that came from its worker on one side."""
+        batch = None
         try:
             message = _message_from_wire(reply)
             if message is not None:
-                self._room.receive(side, message)
+                batch = self._room.receive(side, message)
         except Malformed as error:
             self._room.malformed(side, str(error))
         except Exception as error:
             self._abandon(error)
-        self._carry_out()
+        if batch is None:
+            self._carry_out()
+        else:
+            self._out.put(batch)
 
     def on_broken(self, side: Side, error: RemoteError) -> None:
         """Process the error of the worker on one side: it refused the room, or its stream broke."""
@@ -159,46 +166,46 @@ class RoomStream:
     def _carry_out(self) -> None:
         """Carry out the room's requests. A nested call carries out what the present request caused."""
         for request in self._room.take_requests():
-            if type(request) is TokenBatch:
-                self._out.put(request)
-            else:
-                self._do(request)
+            self._do(request)
 
     def _do(self, request: OpenerRequest) -> None:
-        streams = self._rooms.streams
+        """Carry out a request. Those that every room makes come first. Their patterns bind no fields, because
+        that costs several times as much."""
         match request:
-            case Open(side):
-                self._open(side)
-            case Leave(side, cause):
-                streams.to(self.entry.worker(side)).leave(self.entry.id, cause)
-            case EndChoice(choice):
-                streams.to(self.entry.decode).end_choice(self.entry.id, choice)
-            case FailReader(cause):
-                self._out.put(RoomFailed(cause.text, cause.reason))
-            case StartTimer(timer, after_s):
-                self._timers.start(timer, after_s)
-            case StopTimer(timer):
-                self._timers.stop(timer)
+            case TokenBatch():
+                self._out.put(request)
+            case Report():
+                self._rooms.timelines.report(self.entry.id, request.moment, request.detail)
+            case StopTimer():
+                self._timers.stop(request.timer)
+            case StartTimer():
+                self._timers.start(request.timer, request.after_s, self._passed)
+            case Open():
+                self._open(request.side)
+            case Stream():
+                self._rooms.registry.mark_streaming(self.entry.id)
+                self._rooms.timelines.report(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
+            case CountPrompt():
+                self._rooms.computed(self.entry, request.side, request.tokens)
+            case MarkAnswered():
+                self._rooms.answered(self.entry.id, request.detail)
             case _:
-                self._record(request)
+                self._do_rare(request)
 
-    def _record(self, request: OpenerRequest) -> None:
-        """Carry out a request that changes what the router knows of the room."""
+    def _do_rare(self, request: OpenerRequest) -> None:
+        """Carry out a request of a room that is local, ends early, or loses a worker."""
         rooms, room = self._rooms, self.entry.id
         match request:
-            case Report(_, moment, detail):
-                rooms.timelines.report(room, moment, detail)
-            case Stream():
-                rooms.registry.mark_streaming(room)
-                rooms.timelines.report(room, Moment.FIRST_TOKEN_PASSED_ON)
-            case CountPrompt(side, tokens):
-                rooms.computed(self.entry, side, tokens)
+            case Leave(side, cause):
+                rooms.streams.to(self.entry.worker(side)).leave(room, cause)
+            case EndChoice(choice):
+                rooms.streams.to(self.entry.decode).end_choice(room, choice)
+            case FailReader(cause):
+                self._out.put(RoomFailed(cause.text, cause.reason))
             case MarkLocal():
                 rooms.registry.mark_local(room)
             case Suspect(side):
                 rooms.registry.suspect(self.entry.worker(side).incarnation)
-            case MarkAnswered(detail):
-                rooms.answered(room, detail)
             case Stop():
                 rooms.stop(room)
             case Fail(cause):
@@ -242,8 +249,8 @@ def _message_from_wire(reply: Any) -> WorkerMessage | None:
     match reply.WhichOneof("what"):
         case "tokens":
             part = reply.tokens
-            tokens, finish = tuple(map(token_from_wire, part.tokens)), finish_from_wire(part.finish)
-            return TokenMessage(part.choice, part.first, tokens, finish, part.cached_tokens, part.local)
+            batch = TokenBatch(tokens_from_wire(part.tokens), finish_from_wire(part.finish), part.choice)
+            return TokenMessage(batch, part.first, part.cached_tokens, part.local)
         case "first_token":
             first = reply.first_token
             return FirstToken(
@@ -254,7 +261,7 @@ def _message_from_wire(reply: Any) -> WorkerMessage | None:
         case "outcome":
             return RoomOutcome(outcome_from_wire(reply.outcome))
         case "accepted":
-            return Accepted()
+            return ACCEPTED
         case _:
             return None
 

@@ -27,7 +27,8 @@ class Timelines:
 
     def begin(self, entry: RoomEntry, trace: TraceContext | None) -> None:
         """Begin the trace span of a room. `trace`: context of its parent span."""
-        self.spans.begin(entry.id, entry.request_id, trace, _attributes(entry))
+        if trace is not None:
+            self.spans.begin(entry.id, entry.request_id, trace, _attributes(entry))
 
     def end(self, room: RoomId, cause: Cause | None = None) -> None:
         """End the trace span of a room. Lines may still be added to its timeline."""
@@ -42,7 +43,8 @@ class Timelines:
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """Write a line into a room's timeline, in the router's name, and add it to the room's trace span."""
         self.spans.event(room, name, detail)
-        self.record(room, self.line(name, detail))
+        clock = self._clock
+        self.record(room, Event(clock.wall_ms(), BOOTSTRAP, name, detail, clock.host_us()))
 
     def record(self, room: RoomId, event: Event) -> None:
         if self._registry.record(room, event):
@@ -59,8 +61,9 @@ class Timelines:
 
     def wake(self, room: RoomId) -> None:
         """Wake the watchers of a room, because it may have new lines."""
-        for changed in self.watchers.get(room, ()):
-            changed.set()
+        if room in self.watchers:
+            for changed in self.watchers[room]:
+                changed.set()
 
 
 def _attributes(entry: RoomEntry) -> dict[str, Attribute]:

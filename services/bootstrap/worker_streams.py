@@ -243,22 +243,20 @@ class WorkerStream:
     def _read(self, message: Any) -> None:
         self._pause_s = RETELL_S
         for line in message.lines:
-            room = RoomId(line.room)
+            room: RoomId = line.room
             if line.absent:
                 if room in self._over:  # only if it was sent that end (`authorised-writer`)
                     self._absent(room, self._facts.side)
-                continue
-            hearer = self._listeners.get(room)
-            if hearer is None:
-                continue  # the room is over
-            if line.HasField("refused"):
+            elif (hearer := self._listeners.get(room)) is None:
+                pass  # the room is over
+            elif line.HasField("reply"):
+                reply = line.reply
+                if reply.HasField("outcome"):
+                    del self._listeners[room]
+                self._deliver(room, hearer.on_reply, reply)
+            elif line.HasField("refused"):
                 del self._listeners[room]
                 self._deliver(room, hearer.on_broken, refusal_from_wire(line.refused))
-                continue
-            reply = line.reply
-            if reply.HasField("outcome"):
-                del self._listeners[room]
-            self._deliver(room, hearer.on_reply, reply)
         if message.HasField("load"):
             self._loaded(load_from_wire(message.load))
 

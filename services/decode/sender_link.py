@@ -87,7 +87,7 @@ class SenderLink:
         self._connect_timeout_s = connect_timeout_s
         self._shut_out = shut_out
         self._unneeded = unneeded
-        self._timers = Timers(self._fire)
+        self._timers: Timers[Timer] = Timers()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ended = False
@@ -166,7 +166,7 @@ class SenderLink:
             case CloseOverdue(room, text):
                 log.warning("close not answered", room=room, worker=self.peer.name, cause=text)
             case StartTimer(timer, after_s):
-                self._timers.start(timer, after_s)
+                self._timers.start(timer, after_s, self._fire)
             case StopTimer(timer):
                 self._timers.stop(timer)
             case Unneeded():

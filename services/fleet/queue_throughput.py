@@ -120,6 +120,10 @@ class QueueThroughput:
         """Record that a request of this priority class waits now."""
         self._of(priority).waits = True
 
+    def done(self, tokens: int) -> None:
+        """Count `tokens` tokens of work done on rooms of any class."""
+        self._all.done(tokens)
+
     def progressed(self, tokens: int, tokens_min: int) -> None:
         """Count `tokens` tokens of work done on rooms of any class. `tokens_min`: least work from which a
         throughput is estimated from now on, in tokens."""

@@ -22,6 +22,7 @@ _ALONE: Final = (Side.DECODE,)
 class RoomPhase(Enum):
     """Phase of a room as the router knows it. The phases on the workers are in `baton.rooms.phases`."""
 
+    __hash__ = object.__hash__  # Enum's own would hash the name at each look-up in a table
     OPEN = "open"
     STREAMING = "streaming"
     """Phase of a room whose first token was passed on to the client."""
@@ -131,7 +132,9 @@ class RoomEntry:
     @property
     def names(self) -> Mapping[Side, str]:
         """Names of the room's workers, by side."""
-        return {side: self.worker(side).name for side in self.sides}
+        if self.prefill is None:
+            return {Side.DECODE: self.decode.name}
+        return {Side.PREFILL: self.prefill.name, Side.DECODE: self.decode.name}
 
     @property
     def where(self) -> str:

@@ -77,6 +77,9 @@ class RoomTable:
         """Index by which rooms are found: by request, by HTTP request, by failure."""
 
     def get(self, room: RoomId) -> RoomEntry:
+        entry = self._open.get(room)
+        if entry is not None:
+            return entry
         for table in self._tables:
             if room in table:
                 return table[room]

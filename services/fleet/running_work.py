@@ -61,10 +61,9 @@ class RunningWork:
         left = self._rooms.get(room)
         if left is None:
             return 0
-        prompt_tokens = self._computed(left)
         left.drawn += tokens
-        left.output_tokens = max(left.output_tokens - tokens, 0)
-        return prompt_tokens + tokens
+        left.output_tokens = left.output_tokens - tokens if tokens < left.output_tokens else 0
+        return tokens if left.is_computed else self._computed(left) + tokens
 
     def ended(self, room: RoomId, *, is_over: bool) -> int:
         """Remove a room that has ended. Return the work in tokens that thereby counts as done.

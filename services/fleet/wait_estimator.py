@@ -60,7 +60,11 @@ class WaitEstimator:
     def progressed(self, room: RoomId, tokens: int) -> None:
         """Record `tokens` new output tokens of a room. Its prompt counts as computed with the first of
         them."""
-        self._count(self._work.progressed(room, tokens))
+        done = self._work.progressed(room, tokens)
+        if done == tokens:
+            self._pace.done(tokens)  # no prompt was computed, so the mean of those that run is as it was
+        else:
+            self._count(done)
 
     def ended(self, room: RoomId, *, is_over: bool) -> None:
         """Record that a room ended. `is_over`: whether no other room continues its request."""

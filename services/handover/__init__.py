@@ -56,7 +56,8 @@ A driver of a half of a session carries its messages, and carries out its reques
 `OpenedRoom` is the same room at its opener: the process that opened it, and reads the streams of both
 workers. It is pure, too. Messages of the workers enter, and so do the client's commands and the ends of
 timers. Requests come out: messages to the workers, tokens for the client in order, the room's end with its
-cause, and pauses. `opener_messages` lists them. Its drivers are `RoomStream` and the model.
+cause, and pauses. `opener_messages` lists them. Tokens that only continue a choice are not among them.
+`receive` returns these at once. Its drivers are `RoomStream`, the model and stories.
 
 Rules for a driver:
 

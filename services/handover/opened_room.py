@@ -14,7 +14,7 @@ A room of several choices has a position for each. It is answered when each choi
 wants no more of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from baton.handover.opener_messages import (
@@ -48,7 +48,7 @@ from baton.ids import RoomId
 from baton.rooms.errors import Cause, PeerFault, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST, REASONS
-from baton.rooms.request import Request
+from baton.rooms.request import Request, TokenBatch
 from baton.rooms.timeline import Moment
 
 OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DECODE_OUTCOME}
@@ -87,7 +87,7 @@ class OpenedRoom:
         self._is_accepted = False
         """Whether the prefill worker has accepted the room."""
         # Decode is called first: prefill computes nothing before it has decode's destination.
-        self._unopened = [side for side in (Side.DECODE, Side.PREFILL) if side in workers]
+        self._unopened = [Side.DECODE] if self.is_local else [Side.DECODE, Side.PREFILL]
         """Sides to whose workers the room has not been sent."""
         self._open: set[Side] = set()
         """Sides (prefill, decode) from whose workers more messages about the room may come."""
@@ -156,8 +156,7 @@ class OpenedRoom:
             self._requests.append(Fail(cause))
 
     def end(self, cause: Cause) -> None:
-        """End the room for a cause that the opener knows from elsewhere, such as the loss of a worker. The
-        opener has recorded it already."""
+        """End the room for a cause that the opener has recorded already, such as the loss of a worker."""
         if not self.is_over:
             self.cause = self._first_cause = cause
             self._report(Moment.BROKEN_OFF, self._merger.progress())
@@ -171,12 +170,16 @@ class OpenedRoom:
 
     # ---- what comes from the workers
 
-    def receive(self, side: Side, message: WorkerMessage) -> None:
-        """Process a message about the room from its worker on one side."""
+    def receive(self, side: Side, message: WorkerMessage) -> TokenBatch | None:
+        """Process a message about the room from its worker on one side. Most messages only continue a choice.
+        Their tokens are returned, and request nothing. All else comes out of `take_requests`."""
         try:
+            if type(message) is TokenMessage:
+                return self._take_tokens(message)
             self._take(side, message)
         except PeerFault as error:
             self.malformed(side, str(error))
+        return None
 
     def malformed(self, side: Side, text: str) -> None:
         """Process a message of a worker that has invalid values. `text`: which ones."""
@@ -215,23 +218,28 @@ class OpenedRoom:
         if self._unopened and not self.is_over:
             self._requests.append(Open(self._unopened[0]))
 
+    def _take_tokens(self, message: TokenMessage) -> TokenBatch | None:
+        """Process tokens of decode. Return them as `_offer` does."""
+        batch, first, cached_tokens, is_local = message
+        if cached_tokens:
+            self.cached_tokens = cached_tokens
+        if is_local:
+            self._go_on_with_decode()
+        if self._merger.awaits_prefill:
+            self._merger.store(message)
+            return None
+        return self._offer(batch, first)
+
     def _take(self, side: Side, message: WorkerMessage) -> None:
         match message:
-            case TokenMessage():
-                if message.cached_tokens:
-                    self.cached_tokens = message.cached_tokens
-                if message.is_local:
-                    self._go_on_with_decode()
-                if not self._merger.store(message):
-                    self._offer(message)
-            case Accepted() if side is Side.PREFILL:
-                self._is_accepted = True
+            case Accepted():
+                self._is_accepted = self._is_accepted or side is Side.PREFILL
             case FirstToken():
                 self.cached_tokens = message.cached_tokens
                 self._merger.check_scores()
                 self._count(Side.PREFILL)
-                self._offer(TokenMessage(0, self._merger.given, (message.token,), message.finish))
-                self._offer_stored()
+                token = TokenMessage(TokenBatch((message.token,), message.finish), self._merger.given)
+                self._pass_on([token, *self._merger.release()])
             case ScoreMessage():
                 self._merger.add_scores(message.first, message.scores)
             case RoomOutcome():
@@ -255,7 +263,7 @@ class OpenedRoom:
         self._requests.append(MarkLocal())
         if self._is_streaming:
             self._count(Side.DECODE)
-        self._offer_stored()
+        self._pass_on(self._merger.release())
 
     def _take_outcome(self, side: Side, cause: Cause | None) -> None:
         text = Reason.ANSWERED.value if cause is None else f"{cause.reason.value}: {cause.text}"
@@ -276,8 +284,7 @@ class OpenedRoom:
             self._fail(cause, side)
 
     def _needs(self, side: Side) -> bool:
-        """Return whether the room ends if the worker on this side fails. A local room does not end with its
-        prefill worker (`mine-or-granted`)."""
+        """Return whether the room needs this worker. A local one needs decode (`mine-or-granted`)."""
         return side is Side.DECODE or not self.is_local
 
     def _missing(self, side: Side) -> Cause | None:
@@ -289,22 +296,22 @@ class OpenedRoom:
             return Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         return None
 
-    def _offer_stored(self) -> None:
-        """Pass on the stored messages of decode, because they no longer have to wait for prefill's first
-        token."""
-        for message in self._merger.release():
-            self._offer(message)
+    def _pass_on(self, messages: Iterable[TokenMessage]) -> None:
+        """Pass on the new tokens of messages, none of which has to wait any more. Raises PeerFault."""
+        for batch, first, _, _ in messages:
+            if (fresh := self._offer(batch, first)) is not None:
+                self._requests.append(fresh)
 
-    def _offer(self, message: TokenMessage) -> None:
-        """Pass on the tokens of a message that are new: the other worker has not sent their positions. Raises
-        PeerFault."""
+    def _offer(self, batch: TokenBatch, first: int) -> TokenBatch | None:
+        """Pass on those tokens of a batch that are new: the other worker has not sent their positions. Return
+        them if that is all, and request nothing. `first`: position of its first token. Raises PeerFault."""
         try:
-            batch = self._merger.take(message)
+            fresh = self._merger.take(batch, first)
         except TokensLost as error:
             self._fail(Cause(Reason.DECODE_LOST, str(error)), Side.DECODE)
-            return
-        if batch is None:
-            return
+            return None
+        if fresh is None or (self._is_streaming and self._merger.going and not self._requests):
+            return fresh
         if not self._is_streaming:
             self._is_streaming = True
             self._requests.append(Stream())
@@ -313,7 +320,8 @@ class OpenedRoom:
         if self.is_over:
             self._end()
             self._requests.append(MarkAnswered(self._merger.progress()))
-        self._requests.append(batch)
+        self._requests.append(fresh)
+        return None
 
     def _count(self, side: Side) -> None:
         """Count the room's prompt as computed on this side, once."""
@@ -322,8 +330,7 @@ class OpenedRoom:
             self._requests.append(CountPrompt(side, self.request.prefill_tokens - self.cached_tokens))
 
     def _fail(self, cause: Cause, reporter: Side | None = None) -> None:
-        """End the room because of a failure that a worker's stream shows. `reporter`: side whose worker
-        reported it. None if neither worker did."""
+        """End the room for a failure that a worker's stream shows. `reporter`: side that reported it."""
         if not self.is_over:
             self.reporter = reporter
             self._requests.append(Fail(cause))

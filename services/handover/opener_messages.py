@@ -22,12 +22,11 @@ ANSWERED: Final = Cause(Reason.ANSWERED, "it was answered")
 class TokenMessage(NamedTuple):
     """Message of decode: tokens of one choice."""
 
-    choice: int
+    batch: TokenBatch
+    """The tokens, with the choice and its finish reason. It is passed on as it is if all of its tokens are
+    new."""
     first: int
     """Position of the message's first token in the output of its choice."""
-    tokens: tuple[Token, ...]
-    finish: FinishReason | None
-    """Finish reason of the choice, if the message has its last token. None otherwise."""
     cached_tokens: int = 0
     """Number of prompt tokens whose KV was cached. 0 if the message does not tell it."""
     is_local: bool = False
@@ -39,8 +38,7 @@ class Accepted:
     """Message: the worker has accepted the room."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(NamedTuple):
     """Message of prefill: the first token of the output."""
 
     token: Token
@@ -58,8 +56,7 @@ class ScoreMessage:
     scores: Sequence[Score]
 
 
-@dataclass(frozen=True, slots=True)
-class RoomOutcome:
+class RoomOutcome(NamedTuple):
     """Message: how the worker's part of the room ended. It is the worker's last message about the room."""
 
     cause: Cause | None
@@ -85,6 +82,7 @@ class Break(Enum):
 
 
 class RoomTimer(Enum):
+    __hash__ = object.__hash__  # Enum's own would hash the name at each look-up in a table
     LIMIT = "limit"
     """Timer of the room's time limit."""
     ROOT = "root"
@@ -93,21 +91,21 @@ class RoomTimer(Enum):
     """Timer that runs while outcomes of workers are awaited after the room's end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Open:
     """Request to send the room to its worker on one side. `OpenedRoom.opened` confirms that."""
 
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndChoice:
     """Request to let decode sample no more tokens of one choice."""
 
     choice: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leave:
     """Request to send a worker the room's end, and to pass on no more of its messages."""
 
@@ -115,12 +113,12 @@ class Leave:
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stream:
     """Request to record that the first token is about to be passed on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CountPrompt:
     """Request to count the room's prompt as computed on one side."""
 
@@ -129,19 +127,19 @@ class CountPrompt:
     """Number of its tokens that were not cached."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MarkLocal:
     """Request to record that decode computes the prompt, so that prefill has no part of the room."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Suspect:
     """Request to give a worker no rooms until it renews its lease."""
 
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MarkAnswered:
     """Request to record that the client has its complete response, which the workers complete, too."""
 
@@ -149,33 +147,33 @@ class MarkAnswered:
     """Text for the timeline."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stop:
     """Request to record that the client has its complete response, and to end the room on its workers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fail:
     """Request to end the room with its first cause, and to send its end to both workers."""
 
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FailRest:
     """Request to end an answered room on its other worker, because its hand-over failed."""
 
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FailReader:
     """Request to end the reader's stream with an error."""
 
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MarkRetired:
     """Request to record that a worker has nothing of the room, because it never got it."""
 

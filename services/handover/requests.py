@@ -19,7 +19,7 @@ from baton.rooms.timeline import Moment
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StartTimer(Generic[K]):
     """Request to report the end of a timer after `after_s` seconds. A running timer of this key starts
     anew."""
@@ -28,7 +28,7 @@ class StartTimer(Generic[K]):
     after_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StopTimer(Generic[K]):
     """Request to stop a timer, if it runs."""
 

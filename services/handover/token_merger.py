@@ -26,6 +26,7 @@ class TokenMerger:
         """Make a merger without tokens. `decode`: name of the decode worker. `is_local`: whether decode
         computes the prompt. If not, messages of decode may be stored until `release`."""
         self._request = request
+        self._max_tokens = request.max_tokens
         self._decode = decode
         self.given = len(request.output)
         """Number of output tokens of each choice that earlier rooms of the request have passed on."""
@@ -35,42 +36,33 @@ class TokenMerger:
         """Position of the next token to pass on in the output of each choice, by choice index."""
         self._scores: list[Score] = []
         """Log-probabilities of prompt tokens that prefill has reported and that were not passed on yet."""
-        self._stored: list[TokenMessage] | None = (
-            [] if not is_local and _is_first_from_prefill(request) else None
-        )
-        """Messages of decode that wait for prefill's first token. None if they need not wait."""
-
-    @property
-    def awaits_prefill(self) -> bool:
+        self.awaits_prefill = not is_local and _is_first_from_prefill(request)
         """Whether messages of decode are stored until `release`."""
-        return self._stored is not None
+        self._stored: list[TokenMessage] = []
+        """Messages of decode that wait for prefill's first token."""
 
-    def store(self, message: TokenMessage) -> bool:
-        """Store a message of decode, if prefill's first token has to come before it. Return False if it need
-        not wait.
+    def store(self, message: TokenMessage) -> None:
+        """Store a message of decode, because prefill's first token has to come before it (`awaits_prefill`).
 
         Raises PeerFault if there are more messages than the request has tokens.
         """
-        if self._stored is None:
-            return False
         if len(self._stored) >= self._request.choices * self._request.max_tokens:
             raise PeerFault("more messages than tokens may come")
         self._stored.append(message)
-        return True
 
     def release(self) -> list[TokenMessage]:
         """Return the stored messages of decode, and store no more."""
-        stored, self._stored = self._stored or [], None
+        stored, self._stored, self.awaits_prefill = self._stored, [], False
         return stored
 
     def complete_in_store(self) -> set[int]:
         """Return the indices of the choices whose last token is in a stored message."""
-        return {message.choice for message in self._stored or () if message.finish is not None}
+        return {each.batch.choice for each in self._stored if each.batch.finish is not None}
 
     def add_scores(self, first: int, scores: Sequence[Score]) -> None:
         """Add log-probabilities of prompt tokens, from token index `first` on. Raises PeerFault if they leave
         a gap, or are too many or too late."""
-        left = 0 if self._stored is None else self._request.scores - len(self._scores)
+        left = self._request.scores - len(self._scores) if self.awaits_prefill else 0
         if first != 1 + len(self._scores) or len(scores) > left:
             raise PeerFault(f"scores from token {first} on, {left} were to come")
         self._scores += scores
@@ -81,12 +73,13 @@ class TokenMerger:
             wanted = self._request.scores
             raise PeerFault(f"{len(self._scores)} scores before the first token, of {wanted}")
 
-    def take(self, message: TokenMessage) -> TokenBatch | None:
-        """Return those tokens of a message that were not passed on yet, or None if there are none.
+    def take(self, batch: TokenBatch, first: int) -> TokenBatch | None:
+        """Return those tokens of a batch that were not passed on yet, or None if there are none. `first`:
+        position of its first token.
 
         Raises TokensLost, and PeerFault for a choice that the request does not have.
         """
-        choice, first, tokens, finish, _, _ = message
+        tokens, finish, choice, _ = batch
         if choice not in self.going:
             if choice >= self._request.choices:
                 raise PeerFault(f"tokens of choice {choice} of {self._request.choices}")
@@ -94,17 +87,18 @@ class TokenMerger:
         at = self._next[choice]
         if first > at:
             raise TokensLost(f"tokens {at} to {first} are missing")
-        fresh = tokens[at - first :]
-        if not fresh:
+        end = first + len(tokens)
+        if end <= at:
             return None
-        left = self._request.max_tokens - at - len(fresh)
-        if left < 0 or (left == 0 and finish is None):
+        if end >= self._max_tokens and (finish is None or end > self._max_tokens):
             raise TokensLost(f"decode worker {self._decode} drew on behind the last token")
-        self._next[choice] = at + len(fresh)
+        self._next[choice] = end
         if finish is not None:
             self.going.discard(choice)
+        if first == at and not self._scores:
+            return batch
         scores, self._scores = tuple(self._scores), []  # `scored-once`
-        return TokenBatch(fresh, finish, choice, scores)
+        return TokenBatch(tokens[at - first :], finish, choice, scores)
 
     def progress(self) -> str:
         """Return how many tokens were passed on, as text for the timeline."""

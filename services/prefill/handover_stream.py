@@ -50,7 +50,7 @@ class HandOverStream:
         self._mine = work.ports.incarnation
         self._layouts = work.ports.layouts
         self.session: SendingSession[inference_pb2.GrantRequest] = SendingSession(work.early, self)
-        self._timers = Timers(self._fire)
+        self._timers: Timers[Timer] = Timers()
         self._secret = b""
         self.unsent: deque[Answer] = deque()
         self._news = asyncio.Event()
@@ -225,7 +225,7 @@ class HandOverStream:
                 reply = inference_pb2.CloseReply(room=room, generation=generation)
                 self._answer(_with_refusal(reply, error))
             case StartTimer(timer, after_s):
-                self._timers.start(timer, after_s)
+                self._timers.start(timer, after_s, self._fire)
             case StopTimer(timer):
                 self._timers.stop(timer)
             case _:

@@ -8,17 +8,21 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Timers(Generic[K]):
-    """Running timers, at most one for each key. Used from one event loop."""
+    """Running timers, at most one for each key. Used from one event loop.
 
-    def __init__(self, fire: Callable[[K], None]) -> None:
-        """Start without timers. `fire`: called with the key of each timer whose time is over."""
-        self._fire = fire
+    Only running timers refer to their owner, so that an owner without them is freed at once. A reference from
+    here would keep it until the next garbage collection.
+    """
+
+    def __init__(self) -> None:
         self._running: dict[K, asyncio.TimerHandle] = {}
 
-    def start(self, key: K, after_s: float) -> None:
-        """Start a timer of `after_s` seconds. It replaces a running one of the same key."""
+    def start(self, key: K, after_s: float, fire: Callable[[K], None]) -> None:
+        """Start a timer of `after_s` seconds. It replaces a running one of the same key. `fire`: called with
+        the key when the time is over."""
         self.stop(key)
-        self._running[key] = asyncio.get_running_loop().call_later(after_s, self._end, key)
+        loop = asyncio.get_running_loop()
+        self._running[key] = loop.call_later(after_s, self._end, key, fire)
 
     def stop(self, key: K) -> None:
         """Stop a timer. Idempotent."""
@@ -30,6 +34,6 @@ class Timers(Generic[K]):
         for key in list(self._running):
             self.stop(key)
 
-    def _end(self, key: K) -> None:
+    def _end(self, key: K, fire: Callable[[K], None]) -> None:
         del self._running[key]
-        self._fire(key)
+        fire(key)

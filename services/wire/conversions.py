@@ -5,6 +5,7 @@ check raises `Malformed`, which ends at most its own call (`malformed-is-contain
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf, isfinite
 from typing import Final, cast
 
@@ -63,6 +64,8 @@ _FINISHES: Final = {
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
+_new_token: Final = partial(tuple.__new__, Token)
+"""Constructor of a token from a tuple of its fields. It costs half as much as the class itself."""
 _FINISHED: Final = {int(value): finish for finish, value in _FINISHES.items()}
 _RANGES: Final[Sequence[tuple[str, Callable[[float], bool], str]]] = (
     (
@@ -94,9 +97,9 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
         max_tokens=request.max_tokens,
         min_tokens=request.min_tokens,
         eos_token_ids=request.eos_token_ids,
-        stop_token_ids=request.stop_token_ids,
+        stop_token_ids=request.stop_token_ids or None,  # None costs less than an empty list
         ignore_eos=request.ignore_eos,
-        output=request.output,
+        output=request.output or None,
         traceparent="" if request.trace is None else request.trace.parent,
         tracestate="" if request.trace is None else request.trace.state,
         time_left_ms=None if left_s is None else min(max(int(left_s * 1000), 1), TIME_LEFT_MS_MAX),
@@ -109,12 +112,12 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             seed=sampling.seed,
-            logit_bias=dict(sampling.logit_bias),
+            logit_bias=dict(sampling.logit_bias) or None,
             top_logprobs=sampling.top_logprobs,
-            logprob_token_ids=sampling.logprob_token_ids,
+            logprob_token_ids=sampling.logprob_token_ids or None,
         ),
         grammar=None if request.grammar is None else _grammar_to_wire(request.grammar),
-        further_seeds=request.further_seeds,
+        further_seeds=request.further_seeds or None,
         cache_salt=request.salt.to_bytes(SALT_BYTES, "big") if request.salt else b"",
         prompt_logprobs=request.prompt_logprobs,
         priority=request.priority,
@@ -260,6 +263,18 @@ def token_from_wire(wire: inference_pb2.Token) -> Token:
     if not all(each < inf for each in (wire.logprob, *(each.logprob for each in wire.top))):
         raise Malformed("token.logprob is not a number below infinity")
     return Token(wire.token, logprob, tuple((each.token, each.logprob) for each in wire.top))
+
+
+def tokens_from_wire(wire: Iterable[inference_pb2.Token]) -> tuple[Token, ...]:
+    """Convert messages to tokens. Raises Malformed as `token_from_wire` does."""
+    return tuple(
+        [
+            token_from_wire(each)
+            if each.HasField("logprob") or each.top
+            else _new_token((each.token, None, ()))
+            for each in wire
+        ]
+    )
 
 
 def scores_to_wire(scores: Sequence[Score]) -> Iterator[inference_pb2.Scores]:

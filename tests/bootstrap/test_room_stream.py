@@ -1,6 +1,8 @@
 """Tests of the stream of a room, which merges those of its two workers and ends both when one fails."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -327,5 +329,25 @@ async def test_a_token_touches_neither_registry_nor_timeline_nor_metrics(
     assert touched == []
     end.set()
     assert await read(stream) == (drawn[-1:], "length")
+    at.retired()
+    await at.at_rest()
+
+
+async def test_a_room_that_has_ended_is_freed_without_a_garbage_collection(at: House) -> None:
+    """A reference cycle in each room would cost the router a scan of all new objects again and again."""
+    at.prefill.script = [accepted(P), first(7), ended(P)]
+    at.decode.script = [accepted(D), tokens(0, [7, 8, 9], LENGTH), ended(D)]
+    request = asked()
+    entry = await at.admission.admit(request.request_id, request.prefill_tokens, request.tokens_max)
+    gc.disable()
+    try:
+        room = at.backend.follow(entry, request)
+        assert await read(room) == ([7, 8, 9], "length")
+        await at.unfollowed()
+        left = weakref.ref(room)
+        del room
+        await until(lambda: left() is None)
+    finally:
+        gc.enable()
     at.retired()
     await at.at_rest()

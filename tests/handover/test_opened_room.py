@@ -63,7 +63,7 @@ def first(token: int, finish: FinishReason | None = None) -> FirstToken:
 def tokens(
     start: int, ids: Sequence[int], finish: FinishReason | None = None, choice: int = 0, **more: Any
 ) -> TokenMessage:
-    return TokenMessage(choice, start, tuple(map(Token, ids)), finish, **more)
+    return TokenMessage(batch(ids, finish, choice), start, **more)
 
 
 def batch(ids: Sequence[int], finish: FinishReason | None = None, choice: int = 0) -> TokenBatch:
@@ -95,7 +95,11 @@ class Driver:
         return done
 
     def message(self, side: Side, message: Any) -> list[Any]:
-        self.room.receive(side, message)
+        continued = self.room.receive(side, message)
+        if continued is not None:
+            assert not self.room.take_requests(), "such a message requests nothing else"
+            self._do(continued)
+            return [continued]
         if isinstance(message, RoomOutcome):
             self.open.discard(side)
         return self.take()

@@ -78,7 +78,7 @@ class Opener:
     def end_choice(self, choice: int) -> Requests:
         return self._does(self.room.end_choice, choice)
 
-    def _does(self, deed: Callable[..., None], *about: Any) -> Requests:
+    def _does(self, deed: Callable[..., object], *about: Any) -> Requests:
         """Return what the room requests, without what only its reader, operators and timers get."""
         was_over, done = self.room.is_over, list[OpenerRequest]()
         deed(*about)

@@ -27,7 +27,7 @@ from baton.handover.opener_messages import (
 )
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.request import FinishReason, Token
+from baton.rooms.request import FinishReason, Token, TokenBatch
 from tests.model.laws import Broken, Law
 from tests.model.opener import SIDES, TOKENS
 from tests.model.shapes import FIRST_TOKEN, STOP_TOKEN
@@ -113,7 +113,7 @@ def answered(world: World, state: State, room: RoomId, is_local: bool) -> State:
     """Return the state after decode sent the opener all tokens of a room, and its outcome."""
     drawn = tuple(map(Token, [FIRST_TOKEN] * (TOKENS - 1) + [STOP_TOKEN]))
     tokens = [
-        TokenMessage(choice, 0, drawn, FinishReason.STOP, 0, is_local)
+        TokenMessage(TokenBatch(drawn, FinishReason.STOP, choice), 0, 0, is_local)
         for choice in range(world.scope.choices)
     ]
     return received(world, state, room, DECODE, *tokens, RoomOutcome(None))

@@ -143,7 +143,9 @@ class Router:
         elif not isinstance(message, str):
             if isinstance(message, RoomOutcome):
                 self._reading.discard((room, side))
-            self.rooms[room].receive(side, message)
+            continued = self.rooms[room].receive(side, message)
+            if continued is not None:
+                self._give(room, continued)
         self._carry_out(room)
 
     # ---- requests of a room

@@ -45,7 +45,7 @@ from baton.pages.pool import PageState
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker
 from baton.rooms.phases import Side
 from baton.rooms.plurals import counted
-from baton.rooms.request import Request, Sampling
+from baton.rooms.request import Request, Sampling, TokenBatch
 from tests.stories.router import FIRST_ROOM, Router
 from tests.stories.workers import DecodeWorker, PrefillWorker, Worker
 
@@ -369,7 +369,7 @@ def _told_by_peer(message: tuple[Any, ...]) -> str:
 def _told_of_room(room: RoomId, message: Any) -> str:
     """Return a worker's message about a room as text."""
     match message:
-        case TokenMessage(choice, _, tokens, finish):
+        case TokenMessage(TokenBatch(tokens, finish, choice)):
             ids = " ".join(str(token.id) for token in tokens)
             of = f" of choice {choice}" if choice else ""
             return f"room {room} token {ids}{of}" + _finish(finish)

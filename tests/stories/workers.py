@@ -54,7 +54,7 @@ from baton.ids import NO_PEER, Generation, Incarnation, RoomId
 from baton.pages.errors import Truncated
 from baton.rooms.errors import Cause, NotConnected, PeerFault, Refusal
 from baton.rooms.evidence import Connected, Granted
-from baton.rooms.request import Request, Token
+from baton.rooms.request import Request, Token, TokenBatch
 from tests.layouts import group_of
 from tests.stories.stage import LAYOUT, DecodeStage, PrefillStage
 
@@ -289,10 +289,8 @@ class DecodeWorker(Worker):
         self._tell(
             room.id,
             TokenMessage(
-                choice,
+                TokenBatch((Token(room.outputs[choice][-1]),), finish, choice),
                 position,
-                (Token(room.outputs[choice][-1]),),
-                finish,
                 room.cached,
                 room.local,
             ),
