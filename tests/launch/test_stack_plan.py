@@ -246,3 +246,15 @@ def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
     assert "--admin-api-key-file, --admin-port or --open-admin" in nobody
     told = ready_lines("http://127.0.0.1:9000", "m", sampling={"temperature": 0.6, "top_k": 20})
     assert told[1] == "Where a request does not say it, as the model recommends: temperature 0.6, top_k 20"
+
+
+def test_a_bootstrap_that_is_restarted_has_the_same_key_of_event_ids() -> None:
+    environ = {"BATON_RUN_TOKEN": "a-token-of-the-run"}
+    plans = [make_plan(load_serve({}, environ, KNOWN), {}, environ, [0, 1], 8123) for _ in range(2)]
+    keys = [plan.bootstrap.environ["BATON_REASONING_KEY"] for plan in plans]
+    assert len(set(keys)) == 2, "each stack draws its own"
+    assert all(len(key) >= 32 for key in keys)
+    assert all("BATON_REASONING_KEY" not in worker.environ for worker in plans[0].workers)
+    environ["BATON_REASONING_KEY"] = "a-key-of-several-stacks"
+    plan = make_plan(load_serve({}, environ, KNOWN), {}, environ, [0, 1], 8123)
+    assert plan.bootstrap.environ["BATON_REASONING_KEY"] == "a-key-of-several-stacks"

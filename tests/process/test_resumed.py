@@ -106,6 +106,21 @@ def test_a_stream_goes_on_after_its_router_was_killed(stack: Stack) -> None:
             assert (anew.tokens, anew.text) == (got.tokens, got.text)
 
 
+def test_the_first_connection_may_still_be_open(stack: Stack) -> None:
+    """Both requests have the same id. Each ends by itself, and nothing is left of either."""
+    body, whole, rest = body_of(stack), Got(), Got()
+    read(stack, body, whole)
+    start = stack.idle_gauges()
+    headers = {"content-type": "application/json", "last-event-id": whole.ids[0]}
+    url = f"{stack.url}/v1/chat/completions"
+    with web().stream("POST", url, content=body, headers=headers, timeout=ANSWER_S) as unread:
+        assert unread.status_code == 200
+        read(stack, body, rest, after=whole.ids[5])
+    assert rest.done
+    assert rest.ids == whole.ids[6:]
+    stack.wait_idle(start)
+
+
 def timeless(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the chunks without the counts of the prefix cache."""
     for chunk in chunks:

@@ -42,6 +42,15 @@ GENERATING: Final = (*TAKING, 503)
 KEY: Final = "key"
 BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
+LAST_EVENT_ID: Final[Mapping[str, Any]] = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Id of the last event of a stream whose connection broke. The stream goes on behind it.",
+}
+"""Header parameter of the routes whose streams can be resumed, for their OpenAPI description."""
+
 AnswerType = Any
 """Type of a response body: a `TypedDict` class, or a named union of such classes."""
 
@@ -75,6 +84,8 @@ def describe(
     if takes is not None:
         body = {"application/json": {"schema": _referred(takes)}}
         more["requestBody"] = {"required": True, "content": body}
+    if takes is not None and events is not None:
+        more["parameters"] = [LAST_EVENT_ID]
     return {"responses": {200: good, **responses}, "openapi_extra": more}
 
 

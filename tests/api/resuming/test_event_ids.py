@@ -18,6 +18,7 @@ from baton.api.resuming.stream_position import (
     parse_position,
 )
 from baton.rooms.request import Token
+from baton.rooms.worker_facts import ServedEngine
 from tests.api.resuming.cases import CASES, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Case, chat
 from tests.api.resuming.routers import LIMITS, Writer, model, router
 
@@ -120,8 +121,24 @@ async def test_an_id_of_another_model_is_refused() -> None:
         assert "another model" in message
 
 
-async def test_the_errors_of_an_event_and_of_a_status_are_the_apis_own() -> None:
-    """A resumed stream that is too long for the present workers is refused as a new request would be."""
+async def test_an_id_of_workers_with_another_engine_is_refused() -> None:
+    """Where no worker is known yet, as after a router's start, the engine is not compared."""
+    case = CASES["chat"]
+    exact, rounded = [ServedEngine("torch", dtype, True, False) for dtype in ("float32", "bfloat16")]
+    async with router(case.writer, limits=replace(LIMITS, engine=exact)) as one:
+        own = (await one.stream(CHAT, case.body))[3].id
+        assert (await one.post(CHAT, case.body, own)).status_code == 200
+    for engine, quantize, is_taken in ((rounded, None, False), (exact, "int8", False), (None, None, True)):
+        limits = replace(LIMITS, engine=engine, quantize=quantize)
+        async with router(case.writer, limits=limits) as other:
+            reply = await other.post(CHAT, case.body, own)
+            assert (reply.status_code == 200) == is_taken
+            if not is_taken:
+                message, code = error_of(reply, CHAT)
+                assert (code, "another engine" in message) == ("model_changed", True)
+
+
+async def test_a_stream_that_no_longer_fits_is_refused_as_a_new_request() -> None:
     case = chat(Writer(), max_tokens=300)
     own = await id_of(case)
     async with router(case.writer, limits=replace(LIMITS, context_tokens=100)) as one:

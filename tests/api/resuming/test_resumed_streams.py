@@ -1,5 +1,6 @@
 """`stream-is-prefix`: what a client gets over all connections is one sequence, each position once."""
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +10,10 @@ import pytest
 from openai import _streaming as openai_streaming
 
 from baton.api.http.event_stream import PLAIN
+from baton.rooms.request import Request
 from tests.api.resuming.cases import CASES, CHAT, Case, chat
 from tests.api.resuming.routers import LIMITS, Event, Writer, router
+from tests.api.scripted import Step
 
 TIMED = {"completed_at"}
 """Fields of events that have the time of an event and are not part of the sequence."""
@@ -120,6 +123,30 @@ async def test_a_resumed_request_has_the_id_of_the_first() -> None:
         assert first.backend.asked[-1].sampling.seed == second.backend.asked[-1].sampling.seed
 
 
+async def test_a_first_request_that_is_still_open_goes_on_beside_the_resumed_one() -> None:
+    case = CASES["chat"]
+    async with router(case.writer) as one:
+        whole_script, goes_on = one.backend.script, asyncio.Event()
+
+        def stuck(request: Request) -> list[Step]:
+            first, *rest = steps_of(whole_script(request))
+            return [first, goes_on, *rest]
+
+        whole = await one.stream(case.path, case.body)
+        one.backend.script = stuck
+        first = asyncio.create_task(one.stream(case.path, case.body, whole[0].id))
+        while len(one.backend.streams) < 2:
+            await asyncio.sleep(0)
+        one.backend.script = whole_script
+        rest = await one.stream(case.path, case.body, whole[4].id)
+        assert shown(joined(whole[:5], rest)) == shown(whole)
+        assert not first.done()
+        goes_on.set()
+        assert shown(joined(whole[:1], await first)) == shown(whole)
+        assert not one.backend.left_open
+        assert [each.hangups for each in one.backend.streams] == [[], [], []]
+
+
 async def test_a_client_that_has_the_whole_stream_gets_an_empty_one() -> None:
     case = CASES["chat"]
     async with router(case.writer) as one:
@@ -156,7 +183,7 @@ async def test_a_stream_that_fails_can_be_continued() -> None:
     case: Case = chat(Writer("The quick brown fox jumps over the dog"))
     async with router(case.writer) as one:
         whole_script = one.backend.script
-        one.backend.script = lambda request: [*_steps(whole_script(request))[:2], RuntimeError("lost")]
+        one.backend.script = lambda request: [*steps_of(whole_script(request))[:2], RuntimeError("lost")]
         cut = await one.stream(CHAT, case.body)
         assert [bool(event.id) for event in cut] == [True] * (len(cut) - 1) + [False]
         assert "error" in cut[-1].data
@@ -168,7 +195,7 @@ async def test_a_stream_that_fails_can_be_continued() -> None:
         assert text == "The quick brown fox jumps over the dog"
 
 
-def _steps(script: Any) -> list[Any]:
+def steps_of(script: Any) -> list[Step]:
     return list(script)
 
 
