@@ -19,6 +19,13 @@ new peer (`incarnation`)."""
 NO_PEER: Final = Incarnation(0)
 """Incarnation that stands for no peer, in a room that has a worker on one side only."""
 
+Opener = NewType("Opener", int)
+"""Id of one run of a router: 63 random bits, >= 1, drawn when it starts. A room belongs to the router that
+opened it, and obeys no other (`opener-owns`). A restarted router is another opener."""
+
+NO_OPENER: Final = Opener(0)
+"""Opener of a room whose caller named none."""
+
 PageId = NewType("PageId", int)
 """Index of a KV page in a rank's page pool, >= 0."""
 

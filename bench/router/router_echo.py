@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import uvloop
 
-from baton.ids import RoomId
+from baton.ids import NO_OPENER, Opener, RoomId
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.phases import Side
 from baton.rooms.request import FinishReason, Request, Token
@@ -70,7 +70,7 @@ class Echo:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
-    def holds(self) -> workers_pb2.RenewRequest:
+    def holds(self, _: Opener) -> workers_pb2.RenewRequest:
         """Return the rooms reported with each lease renewal."""
         return workers_pb2.RenewRequest()
 
@@ -113,10 +113,10 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
         self._loads = 0
         reporter.load = self._load
 
-    def holds(self) -> workers_pb2.RenewRequest:
+    def holds(self, _: Opener) -> workers_pb2.RenewRequest:
         return workers_pb2.RenewRequest(load=self._load())
 
-    def _load(self) -> rooms_pb2.WorkerLoad:
+    def _load(self, _: Opener = NO_OPENER) -> rooms_pb2.WorkerLoad:
         """Return a load like a worker's, with a cache that is never full."""
         self._loads += 1
         entered = max(self._running, default=RoomId(0))
@@ -190,7 +190,8 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
         for side in Side:
             own, name = worker_credential.draw(), f"echo-{side.value}"
             incarnation = worker_credential.incarnation_of(own)
-            reporter = Reporter(at_bootstrap, incarnation, name, SystemClock(), credential=own)
+            reporter = Reporter(lambda _: at_bootstrap, incarnation, name, SystemClock(), credential=own)
+            reporter.use({NO_OPENER: bootstrap})
             server = Server()
             echo: EchoPrefill | EchoDecode
             if side is Side.PREFILL:

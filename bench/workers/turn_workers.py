@@ -24,7 +24,7 @@ from baton.decode.prefill_peers import FollowerPeers, endpoint_to_wire
 from baton.engine_interface import PageSumRequest, Row, RowResult
 from baton.engine_interface import Sequence as TokenSequence
 from baton.handover.page_growth import AHEAD
-from baton.ids import Incarnation, RoomId
+from baton.ids import NO_OPENER, Incarnation, RoomId
 from baton.pages.layout import KvLayout, full_group
 from baton.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from baton.parallel.solo import SoloGroup
@@ -180,8 +180,9 @@ class _TurnWorker(ABC):
         self._step_thread = StepThread(self._engine, self._mailbox.wake)
         self._channels = Channels(open_channel)
         self._reporter = Reporter(
-            self._channels.to(NOWHERE, ServiceRole.BOOTSTRAP), PREFILL, "bench", self._clock
+            lambda address: self._channels.to(address, ServiceRole.BOOTSTRAP), PREFILL, "bench", self._clock
         )
+        self._reporter.use({NO_OPENER: NOWHERE})
         self._places = places
         self._fitting = fitting
         self._fabric = MemoryFabric()

@@ -60,7 +60,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             await self._rooms.check_name_is_free(facts.name, facts.incarnation)
             self._rooms.register(facts, request.turn_ms)
             credentials.enter(facts.incarnation, request.credential)
-        return workers_pb2.RegisterReply(lease_ms=self._rooms.registry.lease_ms)
+        return workers_pb2.RegisterReply(lease_ms=self._rooms.registry.lease_ms, opener=self._rooms.opener)
 
     async def Renew(
         self, request: workers_pb2.RenewRequest, context: grpc.aio.ServicerContext
@@ -78,6 +78,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
                 departed=registry.departed(),
                 unproven=not worker.proven,
                 prefill_weight=worker.prefill_weight,
+                opener=self._rooms.opener,
             )
 
     async def Drain(
@@ -157,6 +158,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             prefill_ms=entry.prefill_ms,
             prefill_own_ms=entry.prefill_own_ms,
             key=self._rooms.credentials.key_of(entry.id),
+            opener=self._rooms.opener,
         )
 
     async def WatchRoom(

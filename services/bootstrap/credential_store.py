@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from typing import Final
 
-from baton.ids import Incarnation, RoomId
+from baton.ids import Incarnation, Opener, RoomId
 from baton.wire.conversions import Malformed
 from baton.wire.errors import NotProven
 from baton.wire.worker_credential import BYTES_MAX, BYTES_MIN, incarnation_of, of_ranks
@@ -66,3 +66,8 @@ class CredentialStore:
         """Check the key that a caller shows for a room. Raises NotProven."""
         if not hmac.compare_digest(self.key_of(room), shown):
             raise NotProven(f"who speaks for room {room} has not shown the key that OpenRoom told")
+
+
+def draw_opener() -> Opener:
+    """Return a new random id for one run of a router."""
+    return Opener(secrets.randbits(63) | 1)

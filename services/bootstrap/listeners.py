@@ -123,7 +123,7 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
     tls = settings.http_tls
     if tls is not None:
         tls.context()
-    sockets = [bind_port(settings.host, settings.http_port, "--http-port")]
+    sockets = [bind_port(settings.host, settings.http_port, "--http-port", is_shared=settings.reuse_port)]
     if settings.admin_port is not None:
         sockets.append(bind_port(settings.admin_host, settings.admin_port, "--admin-port"))
     _warn(settings, keyless=keys is None, admin_keyless=admin_keys is None)

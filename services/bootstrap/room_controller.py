@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from baton.bootstrap.admission.admission import Admission
-from baton.bootstrap.credential_store import CredentialStore
+from baton.bootstrap.credential_store import CredentialStore, draw_opener
 from baton.bootstrap.failure_log import FailureLog
 from baton.bootstrap.history import EMPTY_CENSUS, History
 from baton.bootstrap.kv_event_streams import KvEventStreams
@@ -22,7 +22,7 @@ from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.worker_record import Worker
 from baton.handover.opener_messages import ANSWERED
-from baton.ids import Incarnation, RoomId
+from baton.ids import Incarnation, Opener, RoomId
 from baton.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
@@ -61,15 +61,20 @@ class RoomController:
         presence: LivenessProbe | None = None,
         max_wait_ms: int | None = None,
         kv_events: KvEventStreams | None = None,
+        opener: Opener | None = None,
     ) -> None:
-        """Make a controller. `presence`: probe that checks whether a worker's process answers. None: a probe
-        that calls over `channels`. `kv_events`: reader of the logs of workers' prefix caches. None: no log is
-        read."""
+        """Make a controller.
+
+        `presence`: probe that checks whether a worker's process answers. None: a probe that calls over
+        `channels`. `kv_events`: reader of the logs of workers' prefix caches. None: no log is read. `opener`:
+        id of this run of the router. None: one is drawn.
+        """
+        self.opener = draw_opener() if opener is None else opener
         self._presence = presence or LivenessProbe(channels)
         self.credentials = CredentialStore()
         self.registry = registry
         self.clock = clock
-        self.streams = WorkerStreams(channels, self.side_retired, self.update_load)
+        self.streams = WorkerStreams(channels, self.side_retired, self.update_load, self.opener)
         self.kv_events = kv_events
         self.history = History()
         self.timelines = Timelines(registry, clock, RoomSpans() if spans is None else spans)
@@ -152,7 +157,10 @@ class RoomController:
         """Check that no worker with this name still answers although its lease ran out. If another process
         takes the name, that does not prove that the worker is gone.
 
-        Raises NameInUse.
+        So a registration never declares the former holder gone, here or at another router. A router that
+        knew the former holder keeps it as silent. One that never knew it has nothing to declare. The proof
+        is a Leave or the report of an exit, which workers and their starters send to every router. Raises
+        NameInUse.
         """
         for silent in self.registry.silent(name):
             facts = self.registry.facts_of(silent)

@@ -227,11 +227,12 @@ class RoomStream:
 
     def _opening(self, side: Side) -> inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest:
         entry, incarnation = self.entry, self.entry.worker(side).incarnation
+        opener = self._rooms.opener
         request = self._wire = self._wire or request_to_wire(self._request, self._timeout_s)
         if side is Side.PREFILL:
             decode = peer_to_wire(entry.decode)
             return inference_pb2.RunRoomRequest(
-                room=entry.id, incarnation=incarnation, decode=decode, request=request
+                room=entry.id, incarnation=incarnation, decode=decode, request=request, opener=opener
             )
         prefill = None if entry.prefill is None else peer_to_wire(entry.prefill)
         return inference_pb2.StreamRoomRequest(
@@ -241,6 +242,7 @@ class RoomStream:
             request=request,
             prefill_ms=entry.prefill_ms,
             prefill_own_ms=entry.prefill_own_ms,
+            opener=opener,
         )
 
 

@@ -92,6 +92,12 @@ class BootstrapSettings(ServiceSettings):
         SWITCH,
     )
     http_port: int = setting(8000, "Port of the OpenAI HTTP API (0: any free one).", PORT)
+    reuse_port: bool = setting(
+        False,
+        "Share --http-port with other bootstraps on this machine (SO_REUSEPORT): the system gives each"
+        " connection to one of them.",
+        SWITCH,
+    )
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
     grpc_host: str = setting("", "Address that --grpc-port is on (not given: --host).", HOST_OR_NONE)
     max_queue: int = setting(

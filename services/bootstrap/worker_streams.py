@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 
-from baton.ids import Incarnation, RoomId
+from baton.ids import Incarnation, Opener, RoomId
 from baton.rooms.errors import Cause
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WorkerFacts
@@ -64,9 +64,15 @@ class WorkerStreams:
         channels: Channels,
         absent: Callable[[RoomId, Side], None],
         loaded: Callable[[Incarnation, WorkerLoad], None],
+        opener: Opener,
     ) -> None:
-        """Make an empty set of streams. `absent`: called when a worker answers the end of a room with the
-        report that it holds nothing of it. `loaded`: called with a worker's report of its load."""
+        """Make an empty set of streams.
+
+        `absent`: called when a worker answers the end of a room with the report that it holds nothing of it.
+        `loaded`: called with a worker's report of its load. `opener`: this router, as the opener of all
+        rooms.
+        """
+        self._opener = opener
         self._channels = channels
         self._absent = absent
         self._loaded = loaded
@@ -77,7 +83,7 @@ class WorkerStreams:
         link = self._links.get(facts.incarnation)
         if link is None:
             loaded = partial(self._loaded, facts.incarnation)
-            link = WorkerStream(facts, self._channels, self._absent, loaded)
+            link = WorkerStream(facts, self._channels, self._absent, loaded, self._opener)
             self._links[facts.incarnation] = link
         return link
 
@@ -124,8 +130,10 @@ class WorkerStream:
         channels: Channels,
         absent: Callable[[RoomId, Side], None],
         loaded: Callable[[WorkerLoad], None],
+        opener: Opener,
     ) -> None:
         self._facts = facts
+        self._opener = opener
         self._channels = channels
         self._absent = absent
         self._loaded = loaded
@@ -285,13 +293,18 @@ class WorkerStream:
         while not self._opening and self._ending and length <= MESSAGE_BYTES:
             room, choice = self._ending.popleft()
             if room in self._listeners:
-                part = message.end_choices.add(room=room, incarnation=self._facts.incarnation, choice=choice)
+                part = message.end_choices.add(
+                    room=room, incarnation=self._facts.incarnation, choice=choice, opener=self._opener
+                )
                 length += part.ByteSize()
         while not self._opening and self._unsent and length <= MESSAGE_BYTES:
             room = self._unsent.popleft()
             if room in self._over:  # else it was retired meanwhile
                 part = message.cancel.add(
-                    room=room, incarnation=self._facts.incarnation, cause=cause_to_wire(self._over[room])
+                    room=room,
+                    incarnation=self._facts.incarnation,
+                    cause=cause_to_wire(self._over[room]),
+                    opener=self._opener,
                 )
                 length += part.ByteSize()
         return message

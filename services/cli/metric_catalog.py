@@ -113,6 +113,8 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_turns_total",
         "baton_agreement_seconds",
         "baton_lease_renewals_total",
+        "baton_bootstrap_leases",
+        "baton_bootstraps_known",
     ),
 }
 """Names of all metrics by the operator's question that they answer, each name once."""
@@ -138,7 +140,7 @@ a process runs."""
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
     | {"turns", "canaries", "renewals", "failures", "retries", "revocations", "news", "lines", "fds"}
-    | {"connections", "calls", "prompts"}
+    | {"connections", "calls", "prompts", "leases", "bootstraps"}
 )
 
 

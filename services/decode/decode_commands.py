@@ -4,7 +4,7 @@ from typing import Any
 
 from baton.decode.decode_room import DecodeRoom
 from baton.handover.receiving_side import ReceivingSide
-from baton.ids import Generation, Incarnation, RoomId
+from baton.ids import Generation, Incarnation, Opener, RoomId
 from baton.rooms.errors import Refusal
 from baton.rooms.steps.step_cost import StepCost
 from baton.wire.baton.v1 import group_pb2, inference_pb2
@@ -60,9 +60,9 @@ class DecodeCommands(RankCommands[ReceivingSide[DecodeRoom]]):
             room.prefill_own_ms = wire.prefill_own_ms
 
     def _cut(self, wire: inference_pb2.EndChoiceRequest) -> None:
-        room, rooms = RoomId(wire.room), self._core.roster
+        room, rooms, opener = RoomId(wire.room), self._core.roster, Opener(wire.opener)
         if room in rooms and wire.choice >= rooms.get(room).request.choices:
             raise Malformed(f"choice {wire.choice} of a room that has {rooms.get(room).request.choices}")
-        self._core.cut(room, wire.choice)
-        if room in rooms:
+        self._core.cut(room, wire.choice, opener)
+        if self._core.has_room(room, opener):
             self._ports.step_thread.release(rooms.get(room).choices[wire.choice].sequence)

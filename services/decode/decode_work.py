@@ -32,6 +32,7 @@ from baton.handover.requests import (
     Retired,
     SumPages,
 )
+from baton.ids import Opener
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.evidence import Connected
 from baton.rooms.phases import Phase
@@ -150,8 +151,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in payloads]
         self.peers.exposed_anew(self.endpoints)
 
-    def _load(self) -> WorkerLoad:
-        return self.receiving.load(self.max_running)
+    def _load(self, opener: Opener | None) -> WorkerLoad:
+        return self.receiving.load(self.max_running, opener)
 
     def compute(self) -> bool:
         if self.receiving.revoking:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from baton.handover.requests import Report, Retired, SideRequest
-from baton.ids import Incarnation, PageCounts, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener, PageCounts, RoomId
 from baton.pages.holdings import Holdings
 from baton.pages.layout import KvLayout
 from baton.rooms.deadlines import Deadlines
@@ -60,8 +60,10 @@ class HandOverSide(ABC, Generic[R, Q]):
 
     # ---- commands, the same on every rank
 
-    def cancel(self, room: RoomId, cause: Cause, now_ms: int) -> None:
-        self.roster.cancel(room, cause, now_ms)
+    def cancel(self, room: RoomId, cause: Cause, now_ms: int, opener: Opener = NO_OPENER) -> None:
+        """End a room, because its opener wants it to end. Has no effect for another router
+        (`opener-owns`)."""
+        self.roster.cancel(room, cause, now_ms, opener)
 
     def drain(self) -> None:
         """Refuse new rooms from now on. The worker may leave when its present rooms have ended."""
@@ -83,6 +85,19 @@ class HandOverSide(ABC, Generic[R, Q]):
         holdings = self.holdings
         return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
 
+    def has_room(self, room: RoomId, opener: Opener) -> bool:
+        """Return whether a room of a router is here."""
+        return room in self.roster and self.roster.get(room).obeys(opener)
+
+    def entered(self, opener: Opener | None = None) -> RoomId:
+        """Return the highest id among the present rooms of one router, or 0 if it has none. None: of all
+        routers.
+
+        A router issues its ids in ascending order, and compares them with none of another router.
+        """
+        ids = (room.id for room in self.roster if opener is None or room.obeys(opener))
+        return max(ids, default=RoomId(0))
+
     def may_leave(self) -> bool:
         """Return whether this side is draining and has no room left, so that the worker may end."""
         return self.draining and not len(self.roster)
@@ -100,6 +115,7 @@ class HandOverSide(ABC, Generic[R, Q]):
         ends_ms: int | None,
         peer_name: str,
         compiled: bool,
+        opener: Opener,
         **own: Any,
     ) -> R:
         """Add the record of a new room to the roster. Return the record. Raises Refusal.
@@ -119,6 +135,7 @@ class HandOverSide(ABC, Generic[R, Q]):
                 now_ms,
                 ends_ms,
                 compiled=compiled,
+                opener=opener,
                 request=request,
                 peer_name=peer_name,
                 **own,

@@ -21,7 +21,7 @@ from baton.handover.requests import (
     Join,
     Outcome,
 )
-from baton.ids import NO_PEER, Generation, Incarnation, PageCounts, RoomId
+from baton.ids import NO_OPENER, NO_PEER, Generation, Incarnation, Opener, PageCounts, RoomId
 from baton.pages.holdings import Holdings
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
@@ -118,6 +118,7 @@ class ReceivingSide(LandedData[R]):
         ends_ms: int | None = None,
         peer_name: str = "",
         compiled: bool = True,
+        opener: Opener = NO_OPENER,
     ) -> R:
         """Add a room that the bootstrap opened on this worker. Return its record. Raises Refusal."""
         division = ChoicePages(
@@ -142,6 +143,7 @@ class ReceivingSide(LandedData[R]):
             ends_ms=ends_ms,
             peer_name=peer_name,
             compiled=compiled,
+            opener=opener,
             pages_expected=self.layout.pages_for(request.prefill_tokens),
             division=division,
         )
@@ -169,10 +171,10 @@ class ReceivingSide(LandedData[R]):
             if room.peer == sender:
                 room.note(Connected())
 
-    def cut(self, room: RoomId, choice: int) -> None:
+    def cut(self, room: RoomId, choice: int, opener: Opener = NO_OPENER) -> None:
         """End one choice of a room, because the caller wants no more of its tokens. Does nothing if the room
-        is over."""
-        if room not in self.roster:
+        is over, or for another router (`opener-owns`)."""
+        if room not in self.roster or self.roster.is_foreign(room, opener):
             return
         found = self.roster.get(room)
         found.ends.cut.add(choice)
@@ -304,20 +306,19 @@ class ReceivingSide(LandedData[R]):
         """
         return self.page_growth.reach(room, choice, stop)
 
-    def load(self, running_max: int) -> WorkerLoad:
+    def load(self, running_max: int, opener: Opener | None = None) -> WorkerLoad:
         """Return this worker's load, by which the router decides which rooms it gets. `running_max`: most
-        sequences of a step."""
+        sequences of a step. `opener`: the router, for the ids of its own rooms (see `entered`)."""
         nothing: PageCounts = (0,) * len(self.holdings.pools)
-        needed, waiting, running, entered = nothing, 0, 0, RoomId(0)
+        needed, waiting, running = nothing, 0, 0
         for room in self.roster:
-            entered = max(entered, room.id)
             if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
                 waiting += 1
                 needed = tuple(map(sum, zip(needed, room.pages_needed, room.margin, strict=True)))
             elif room.phase in (Phase.TRANSFERRING, Phase.COMPUTING) or room.runs:
                 running += len(room.ends.going_on)
         free = self.capacity().free or nothing
-        return WorkerLoad(free, needed, waiting, running, running_max, entered)
+        return WorkerLoad(free, needed, waiting, running, running_max, self.entered(opener))
 
     def agreed(self) -> None:
         """Send the grants that were made in the turn before. By now, every rank has exposed the granted

@@ -22,7 +22,7 @@ from baton.handover.requests import (
 )
 from baton.handover.route import Route
 from baton.handover.sending_room import SendingRoom
-from baton.ids import Generation, Incarnation, RoomId
+from baton.ids import NO_OPENER, Generation, Incarnation, Opener, RoomId
 from baton.pages.errors import Truncated, added
 from baton.pages.holdings import Holdings
 from baton.pages.layout import KvLayout
@@ -111,6 +111,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         ends_ms: int | None = None,
         peer_name: str = "",
         compiled: bool = True,
+        opener: Opener = NO_OPENER,
     ) -> S:
         """Add a room that the bootstrap opened on this worker. Return its record. Raises Refusal."""
         pages = self.layout.pages_for(request.prefill_tokens)
@@ -128,6 +129,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
             ends_ms=ends_ms,
             peer_name=peer_name,
             compiled=compiled,
+            opener=opener,
             elected=self.elected,
         )
         needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(sum(pages), 'page')}"
@@ -282,9 +284,9 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         """Record that all writes of a failed room have ended, so that nothing reads its pages any more."""
         room.note(Fenced(Proof.QUIET if room.begun else Proof.UNEXPOSED))
 
-    def load(self, tokens_per_s: int, score_price: int = 0) -> WorkerLoad:
+    def load(self, tokens_per_s: int, score_price: int = 0, opener: Opener | None = None) -> WorkerLoad:
         """Return this worker's load, by which the router decides which prompts it gets. Arguments: see
-        `WorkerLoad`.
+        `WorkerLoad`. `opener`: the router, for the ids of its own rooms (see `entered`).
 
         How many tokens of a room are cached is looked up once. The number may have changed when the room
         begins.
@@ -301,14 +303,13 @@ class SendingSide(HandOverSide[S, SenderRequest]):
                 waiting += room.request.prefill_tokens - room.likely_cached
                 scored += room.request.scores
         waiting += scored * score_price // 1000
-        entered = max((room.id for room in self.roster), default=RoomId(0))
         return WorkerLoad(
             (),
             (),
             0,
             0,
             0,
-            entered,
+            self.entered(opener),
             tokens_waiting=waiting,
             tokens_per_s=tokens_per_s,
             score_price=score_price,

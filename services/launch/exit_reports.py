@@ -1,13 +1,14 @@
-"""Reports to the bootstrap that a worker's process has exited, sent by the process that started it."""
+"""Reports to the bootstraps that a worker's process has exited, sent by the process that started it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from baton.runtime.errors import describe_error
 from baton.runtime.settings import PREFIX
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.receiver_secret import digest_of, draw_secret
+from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 
 REPORT_TIMEOUT_S: Final = 2.0
 REPORT_TRIES: Final = 5
@@ -16,7 +17,7 @@ EXIT_DIGEST: Final = f"{PREFIX}EXIT_DIGEST"
 """Environment variable that gives a worker's process the digest of its starter's secret."""
 
 ReportExit = Callable[[str, int, bytes], Awaitable[None]]
-"""Function that reports to the bootstrap that a worker's process has exited.
+"""Function that reports to all bootstraps that a worker's process has exited.
 
 Its arguments are the worker's name, the process id, and the secret drawn for that process. It raises if the
 report did not arrive.
@@ -33,14 +34,15 @@ def draw_exit_secret() -> tuple[bytes, dict[str, str]]:
     return secret, {EXIT_DIGEST: digest_of(secret).hex()}
 
 
-def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") -> ReportExit:
-    """Return a function that reports exits to the bootstrap at `bootstrap_address`. Its first call loads
-    gRPC."""
+def reporter(bootstraps: Sequence[str], tls: TlsFiles | None, run_token: str = "") -> ReportExit:
+    """Return a function that reports exits to all bootstraps that an entry of `bootstraps` names. Its first
+    call loads gRPC."""
+    addresses = BootstrapAddresses(bootstraps)
 
     async def report(name: str, pid: int, secret: bytes) -> None:
-        from baton.wire.exit_report import report_exit
+        from baton.wire.exit_report import report_exit_to_all
 
-        await report_exit(bootstrap_address, tls, run_token, name, pid, secret)
+        await report_exit_to_all(await addresses.look_up(), tls, run_token, name, pid, secret)
 
     return report
 

@@ -26,6 +26,7 @@ def ready_lines(
     *,
     needs_key: bool = False,
     has_admin_port: bool = False,
+    admin_urls: Sequence[str] = (),
     operators: Operators = Operators.CALLERS,
     sampling: Mapping[str, Any] = MappingProxyType({}),
     metrics: Sequence[str] = (),
@@ -33,8 +34,9 @@ def ready_lines(
     """Return the lines that show the stack's address and commands to try.
 
     `needs_key`: whether the API asks for a key. `has_admin_port`: whether the pages for operators have a port
-    of their own. `operators`: which callers may read those pages. `sampling`: the model's own sampling
-    parameters, for requests that give none. `metrics`: each worker's metrics page, if the ports were given.
+    of their own. `admin_urls`: those of each bootstrap, if there are several. `operators`: which callers may
+    read those pages. `sampling`: the model's own sampling parameters, for requests that give none. `metrics`:
+    each worker's metrics page, if the ports were given.
     """
     baton = command_words(sys.argv[0])
     question = "What is the capital of France?"
@@ -62,10 +64,15 @@ def ready_lines(
         f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         f"  {baton} chat{to} {shlex.quote(question)}",
         *([] if has_admin_port else ["", pages]),
+        *(["", f"Pages for operators of each bootstrap: {_joined(admin_urls)}"] if admin_urls else []),
         *(["", f"Metrics of the workers: {', '.join(metrics)}"] if metrics else []),
         "",
         "Ctrl-C stops it.",
     ]
+
+
+def _joined(urls: Sequence[str]) -> str:
+    return ", ".join(f"{url}/ui" for url in urls)
 
 
 def command_words(program: str) -> str:

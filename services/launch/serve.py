@@ -23,7 +23,7 @@ from baton.launch.prepare_model import PROGRESS
 from baton.launch.ready_lines import ready_lines
 from baton.launch.screen import Screen
 from baton.launch.serve_settings import LOOPBACK, ServeSettings, load_serve
-from baton.launch.stack_plan import StackCommand, StackPlan, make_plan
+from baton.launch.stack_plan import BootstrapPorts, StackCommand, StackPlan, given_admin_address, make_plan
 from baton.launch.supervisor import Supervisor
 from baton.runtime.child_process import baton_command, module_command
 from baton.runtime.clock import SystemClock
@@ -47,8 +47,8 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     `also_known`: environment variables of other commands, which are not refused as unknown.
     """
     settings = load_serve(flags, os.environ, also_known)
-    grpc_port = _free_ports(settings)
-    plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port, find_gpus(os.environ))
+    ports = _free_ports(settings, flags, os.environ)
+    plan = make_plan(settings, flags, os.environ, allowed_cpus(), ports, find_gpus(os.environ))
     drafts = {draft_of(part.flag("--speculate") or "") for part in plan.workers} - {""}
     engine = choose_engine(plan.worker_flag("--engine"), plan.worker_flag("--device"))
     missing = ENGINES[engine].missing
@@ -69,17 +69,28 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     return run(serve)
 
 
-def _free_ports(settings: ServeSettings) -> int:
-    """Check that all ports are free, and return the gRPC port to use.
+def _free_ports(settings: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> list[BootstrapPorts]:
+    """Check that all ports are free, and return the ports of each bootstrap.
 
     It comes before everything slow. Raises StartupError for a port that is taken, or given twice.
     """
+    ports: list[BootstrapPorts] = []
     with ExitStack() as bound:
-        bound.enter_context(bind_port(settings.host, settings.port, "--port"))
+
+        def bind(host: str, first: int | None, number: int, flag: str) -> int:
+            port = first + number if first else 0
+            return port_of(bound.enter_context(bind_port(host, port, flag)))
+
+        bind(settings.host, settings.port, 0, "--port")
         for port in settings.metrics_ports:
-            bound.enter_context(bind_port(LOOPBACK, port, "--metrics-port"))
-        grpc = bound.enter_context(bind_port(settings.grpc_host, settings.grpc_port, "--grpc-port"))
-        return port_of(grpc)
+            bind(LOOPBACK, port, 0, "--metrics-port")
+        for number in range(settings.bootstraps):
+            grpc_port = bind(settings.grpc_host, settings.grpc_port, number, "--grpc-port")
+            admin_port = None
+            if settings.bootstraps > 1:
+                admin_port = bind(*given_admin_address(flags, environ), number, "--admin-port")
+            ports.append(BootstrapPorts(grpc_port, admin_port))
+    return ports
 
 
 def part_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
@@ -113,7 +124,7 @@ class ServeStack:
         self._settings = settings
         self._plan = plan
         self._command = command
-        self._report_exit = report_exit or reporter(plan.bootstrap_address, plan.tls, plan.run_token)
+        self._report_exit = report_exit or reporter(plan.bootstrap_addresses, plan.tls, plan.run_token)
         self._environ = environ
         self._screen = screen
         self._fork_server = fork_server
@@ -154,6 +165,10 @@ class ServeStack:
             base_url=plan.url, timeout=HTTP_TIMEOUT_S, trust_env=False, verify=verify, headers=headers
         ) as http:
 
+            async def all_answer(path: str) -> bool:
+                urls = plan.admin_urls or ("",)
+                return all([await answers(f"{url}{path}") for url in urls])
+
             async def answers(path: str) -> bool:
                 try:
                     return (await http.get(path)).is_success
@@ -165,12 +180,13 @@ class ServeStack:
                 except httpx.TransportError:
                     return False
 
-            with self._screen.step(f"starting the bootstrap on {plan.url}"):
-                await supervisor.start([plan.bootstrap], lambda: answers("/health"), timeout_ms, shutdown)
+            count = len(plan.bootstraps)
+            with self._screen.step(f"starting {_bootstraps(count)} on {plan.url}"):
+                await supervisor.start(plan.bootstraps, lambda: all_answer("/health"), timeout_ms, shutdown)
             with self._screen.step(f"starting {', '.join(_described(part) for part in plan.workers)}"):
                 if self._fork_server is not None:
                     await unless_stopped(shutdown, self._fork_server.settled())
-                await supervisor.start(plan.workers, lambda: answers("/ready"), timeout_ms, shutdown)
+                await supervisor.start(plan.workers, lambda: all_answer("/ready"), timeout_ms, shutdown)
             card = await _model_card(http)
         for line in ready_lines(
             plan.url,
@@ -178,6 +194,7 @@ class ServeStack:
             self._settings.tls_dir,
             needs_key=bool(plan.api_key),
             has_admin_port=plan.bootstrap.flag("--admin-port") is not None,
+            admin_urls=plan.admin_urls,
             operators=plan.operators,
             sampling=card.get("default_sampling_params") or {},
             metrics=[page for part in plan.workers for page in _metrics_pages(part)],
@@ -185,9 +202,9 @@ class ServeStack:
             self._screen.show(line)
 
     async def _stop(self, supervisor: Supervisor, timeout_ms: int) -> bool:
-        """Stop the bootstrap, so that workers get no new requests, and then the workers. Return whether none
+        """Stop the bootstraps, so that workers get no new requests, and then the workers. Return whether none
         was killed."""
-        return await supervisor.stop([[self._plan.bootstrap], self._plan.workers], timeout_ms)
+        return await supervisor.stop([self._plan.bootstraps, self._plan.workers], timeout_ms)
 
     async def start_part(self, part: StackCommand) -> Child:
         """Start one process of the stack. A process that loads the model gets a secret for the report of its
@@ -248,6 +265,10 @@ async def _model_card(http: httpx.AsyncClient) -> Mapping[str, Any]:
     except (httpx.TransportError, ValueError, KeyError, IndexError, TypeError):
         return {}
     return card
+
+
+def _bootstraps(count: int) -> str:
+    return "the bootstrap" if count == 1 else f"{count} bootstraps"
 
 
 def _described(part: StackCommand) -> str:

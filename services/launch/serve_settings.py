@@ -23,7 +23,7 @@ DEFAULT_URL: Final = f"http://{LOOPBACK}:{DEFAULT_PORT}"
 """URL of the HTTP API of a stack that was started without flags."""
 PORT_MAX: Final = 65_535
 CHOSEN: Final = frozenset(
-    {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
+    {"advertise", "http_port", "reuse_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
     | {"exit_digest", "exit_file"}
     | {"tp", "pp", "rank", "world", "rendezvous", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca"}
@@ -56,6 +56,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "tp": "--prefill-tp and --decode-tp",
     "pp": "--prefill-pp",
     "http_port": "--port",
+    "reuse_port": "--bootstraps",
     "grpc_host": "--host with --tls-dir",
     **dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), "--tls-dir"),
 }
@@ -76,6 +77,12 @@ class ServeSettings:
     prefill_tp: int = setting(1, "Tensor-parallel ranks of each prefill worker.", number(1, 64))
     prefill_pp: int = setting(1, "Pipeline-parallel ranks of each prefill worker.", number(1, 64))
     decode_tp: int = setting(1, "Tensor-parallel ranks of each decode worker.", number(1, 64))
+    bootstraps: int = setting(
+        1,
+        "Bootstraps to start, each a process. They share --port, and each has a port for workers and one for"
+        " operators' pages (the next ones after --grpc-port and --admin-port).",
+        number(1, 64),
+    )
     host: str = setting(
         LOOPBACK,
         "Address that the OpenAI HTTP API listens on, and with --tls-dir the port that workers register at:"
@@ -121,6 +128,11 @@ class ServeSettings:
         if not (self.both or (self.prefill and self.decode)):
             raise SettingsError(
                 f"--prefill {self.prefill} --decode {self.decode}: give one of each at least, or --both"
+            )
+        if self.grpc_port and self.grpc_port + self.bootstraps - 1 > PORT_MAX:
+            raise SettingsError(
+                f"--grpc-port {self.grpc_port}: {self.bootstraps} bootstraps have one each, and ports end at"
+                f" {PORT_MAX}"
             )
         first, last = self.metrics_port, self.metrics_ports[-1]
         if last > PORT_MAX:

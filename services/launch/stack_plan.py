@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from baton.bootstrap.settings import BootstrapSettings
 from baton.both.settings import BothSettings, side_names
@@ -19,6 +19,7 @@ from baton.launch.serve_settings import (
     passed_on,
 )
 from baton.prefill.settings import PrefillSettings
+from baton.runtime.reachability import local_address_of
 from baton.runtime.setting_kinds import join_address
 from baton.runtime.settings import PREFIX, Flags, load, settings_of, to_environ, to_flags
 from baton.runtime.tls_files import TlsFiles
@@ -75,16 +76,24 @@ class StackCommand:
         return dict(zip(self.flags[::2], self.flags[1::2], strict=True)).get(name)
 
 
+class BootstrapPorts(NamedTuple):
+    """Ports of one bootstrap that no other bootstrap of the stack has."""
+
+    grpc: int
+    admin: int | None = None
+    """Port of the pages for operators. None to leave it to the user's settings, if there is one bootstrap."""
+
+
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """Processes of a stack to start: the bootstrap, then the workers. They stop in the same order."""
+    """Processes of a stack to start: the bootstraps, then the workers. They stop in the same order."""
 
-    bootstrap: StackCommand
+    bootstraps: tuple[StackCommand, ...]
     workers: tuple[StackCommand, ...]
-    bootstrap_address: str
-    """Address at which workers register, as host:port."""
+    bootstrap_addresses: tuple[str, ...]
+    """Addresses at which workers register, each as host:port."""
     url: str
-    """URL of the HTTP API for programs on this machine."""
+    """URL of the HTTP API for programs on this machine. All bootstraps share it."""
     model: str
     load_format: str
     drain_timeout_ms: int
@@ -97,6 +106,20 @@ class StackPlan:
     run_token: str = field(repr=False)
     """Token by which the stack's processes recognize each other. Empty if they use certificates."""
 
+    @property
+    def admin_urls(self) -> list[str]:
+        """URL of each bootstrap's pages for operators, if there are several bootstraps."""
+        if len(self.bootstraps) == 1:
+            return []
+        scheme, host = self.url.partition("://")[0], self.bootstrap.flag("--admin-host") or LOOPBACK
+        ports = [int(each.flag("--admin-port") or 0) for each in self.bootstraps]
+        return [f"{scheme}://{join_address(local_address_of(host), port)}" for port in ports]
+
+    @property
+    def bootstrap(self) -> StackCommand:
+        """The first bootstrap. The others differ from it in their ports."""
+        return self.bootstraps[0]
+
     def worker_flag(self, name: str) -> str:
         """Return the value of a flag of the workers, or "auto" if it is not given."""
         return next(filter(None, (part.flag(name) for part in self.workers)), "auto")
@@ -107,39 +130,39 @@ def make_plan(
     flags: Flags,
     environ: Mapping[str, str],
     cores: Sequence[int],
-    grpc_port: int,
+    ports: Sequence[BootstrapPorts],
     gpus: Gpus = (),
 ) -> StackPlan:
     """Return the plan of a stack. Raises SettingsError.
 
-    `cores` and `gpus` are divided among the workers. `grpc_port`: port that the bootstrap listens on, never
-    0.
+    `cores` and `gpus` are divided among the workers. `ports`: ports of each bootstrap, never 0.
     """
     if not serve.tls_dir:
         environ = {RUN_TOKEN: secrets.token_urlsafe(TOKEN_BYTES), **environ}
     reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
-    address = join_address(reachable if serve.tls_dir else LOOPBACK, grpc_port)
+    grpc_host = reachable if serve.tls_dir else LOOPBACK
+    addresses = tuple(join_address(grpc_host, each.grpc) for each in ports)
     # Parts log at least what led to a failure. The screen shows the lines that `--log-level` selects.
     level = {"log_level": "debug" if serve.log_level == "debug" else "info"}
-    bootstrap = _load(
-        BootstrapSettings,
-        flags,
-        {REASONING_KEY: secrets.token_urlsafe(TOKEN_BYTES), **environ},
-        level
-        | {"host": serve.host, "http_port": str(serve.port)}
-        | {"grpc_host": serve.grpc_host, "grpc_port": str(grpc_port)}
-        | grpc_certificate(serve, BootstrapSettings.role)
-        | https_certificate(serve, flags, environ),
-    )
-    workers = _plan_workers(serve, flags, environ, cores, level, address)
+    has_siblings = len(ports) > 1
+    for_bootstraps = {REASONING_KEY: secrets.token_urlsafe(TOKEN_BYTES), **environ}
+    bootstraps = [
+        _load_bootstrap(serve, flags, for_bootstraps, level, each, has_siblings=has_siblings)
+        for each in ports
+    ]
+    bootstrap, role = bootstraps[0], BootstrapSettings.role
+    names = [role] if len(ports) == 1 else [f"{role}-{number}" for number in range(len(ports))]
+    workers = _plan_workers(serve, flags, environ, cores, level, ",".join(addresses))
+    scheme = "http" if bootstrap.http_tls is None else "https"
     shares = deal_gpus(gpus, [each.topology.ranks for each in workers])
     return StackPlan(
-        bootstrap=StackCommand(
-            bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)
+        bootstraps=tuple(
+            StackCommand(role, name, tuple(to_flags(each)), to_environ(each))
+            for name, each in zip(names, bootstraps, strict=True)
         ),
         workers=tuple(_part(each, share) for each, share in zip(workers, shares, strict=True)),
-        bootstrap_address=address,
-        url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
+        bootstrap_addresses=addresses,
+        url=f"{scheme}://{join_address(reachable, serve.port)}",
         model=bootstrap.model,
         load_format=bootstrap.load_format,
         drain_timeout_ms=bootstrap.drain_timeout_ms,
@@ -151,13 +174,37 @@ def make_plan(
     )
 
 
+def _load_bootstrap(
+    serve: ServeSettings,
+    flags: Flags,
+    environ: Mapping[str, str],
+    level: Mapping[str, str],
+    ports: BootstrapPorts,
+    *,
+    has_siblings: bool,
+) -> BootstrapSettings:
+    """Return the settings of one bootstrap. `has_siblings`: whether other bootstraps share its HTTP port."""
+    own = {"host": serve.host, "http_port": str(serve.port), "reuse_port": str(has_siblings).lower()}
+    if ports.admin is not None:
+        own["admin_port"] = str(ports.admin)
+    return _load(
+        BootstrapSettings,
+        flags,
+        environ,
+        {**level, **own}
+        | {"grpc_host": serve.grpc_host, "grpc_port": str(ports.grpc)}
+        | grpc_certificate(serve, BootstrapSettings.role)
+        | https_certificate(serve, flags, environ),
+    )
+
+
 def _plan_workers(
     serve: ServeSettings,
     flags: Flags,
     environ: Mapping[str, str],
     cores: Sequence[int],
     level: Mapping[str, str],
-    bootstrap_address: str,
+    bootstraps: str,
 ) -> list[AnyWorker]:
     """Return the settings of each worker: prefill workers, then decode workers, then those that serve both
     sides."""
@@ -177,7 +224,7 @@ def _plan_workers(
                 cls,
                 flags,
                 environ,
-                given | _decided(cls.role, index, cpus, port, bootstrap_address, is_one_process),
+                given | _decided(cls.role, index, cpus, port, bootstraps, is_one_process),
             )
             for index, (cpus, port) in enumerate(zip(shares, ports, strict=True))
         ]
@@ -193,6 +240,13 @@ def _plan_workers(
     ]
 
 
+def given_admin_address(flags: Flags, environ: Mapping[str, str]) -> tuple[str, int | None]:
+    """Return the host of the pages for operators, and the port that the user has given for them, or None.
+    Raises SettingsError."""
+    settings = _load(BootstrapSettings, flags, environ, {})
+    return settings.admin_host, settings.admin_port
+
+
 def _operators(bootstrap: BootstrapSettings) -> Operators:
     """Return which callers may read the pages for operators. Raises StartupError."""
     if bootstrap.admin_api_keys or bootstrap.admin_api_key_file:
@@ -204,18 +258,19 @@ def _operators(bootstrap: BootstrapSettings) -> Operators:
 
 
 def _decided(
-    role: str, index: int, cpus: Cores, metrics_port: int, bootstrap_address: str, is_one_process: bool
+    role: str, index: int, cpus: Cores, metrics_port: int, bootstraps: str, is_one_process: bool
 ) -> dict[str, str]:
     """Return the settings of a worker that the plan itself decides.
 
-    `is_one_process`: whether the worker is one process, rather than several that share its cores.
+    `bootstraps`: addresses of all bootstraps, by commas. `is_one_process`: whether the worker is one process,
+    rather than several that share its cores.
     """
     decided = {
         "name": f"{role}-{index}",
         "host": LOOPBACK,
         "grpc_port": "0",
         "metrics_port": str(metrics_port),
-        "bootstrap": bootstrap_address,
+        "bootstrap": bootstraps,
         "cpus": ",".join(map(str, cpus)),
         "threads": str(len(cpus) if is_one_process else 0),
     }

@@ -20,7 +20,7 @@ from baton.handover.requests import (
     SendSeal,
 )
 from baton.handover.sending_side import SendingSide
-from baton.ids import RoomId
+from baton.ids import Opener, RoomId
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.prefill_commands import PrefillCommands
 from baton.prefill.prefill_room import PrefillRoom
@@ -153,10 +153,10 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         self.scheduler.start()
         return False
 
-    def _load(self) -> WorkerLoad:
+    def _load(self, opener: Opener | None) -> WorkerLoad:
         computing = self.scheduler
         tokens_per_s = computing.rate.per_s(self.ports.clock.now_ms())
-        return self.sending.load(tokens_per_s, computing.cost.agreed.score_price)
+        return self.sending.load(tokens_per_s, computing.cost.agreed.score_price, opener)
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         waiting = sum(room.computable for room in self.roster)

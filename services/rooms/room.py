@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from baton.ids import Incarnation, PageCounts, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener, PageCounts, RoomId
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from baton.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, Proof
@@ -73,6 +73,13 @@ class Room(ABC):
     compiled: bool = True
     """Whether the next token can be sampled without compiling a grammar first (`mask-is-fold`). True for a
     room without a grammar."""
+    opener: Opener = NO_OPENER
+    """Router that opened the room. Only its commands about the room count (`opener-owns`)."""
+
+    def obeys(self, opener: Opener) -> bool:
+        """Return whether commands of a router count for this room. A room that came without an opener obeys
+        every router."""
+        return self.opener in (opener, NO_OPENER)
 
     def note(self, evidence: Evidence) -> None:
         """Add a piece of evidence to the room. The phase does not change. Raises PeerFault if it contradicts

@@ -6,7 +6,8 @@ collective (`divergence-detected`).
 
 A room enters by `open` and leaves by `retire` only. Evidence about a room that is not in the table is counted
 and dropped (`terminal-creates-nothing`). A cancel of an unknown room is remembered for a while, in case the
-room arrives later (`cancel-remembered`).
+room arrives later (`cancel-remembered`). The key of a room is its id alone. A command of another router than
+the one that opened the room is counted and dropped (`opener-owns`).
 """
 
 import heapq
@@ -20,7 +21,7 @@ from operator import attrgetter, le
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from baton.ids import Incarnation, PageCounts, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener, PageCounts, RoomId
 from baton.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from baton.rooms.evidence import Evidence, Failed
 from baton.rooms.phases import Effect, Phase, Vote
@@ -30,6 +31,8 @@ TOMBSTONES_MAX: Final = 4096
 TOMBSTONE_MS: Final = 600_000
 ROWS_MAX: Final = 2**62
 """Value of `Capacity.rows` if the number of sequences is not limited."""
+FOREIGN: Final = "foreign"
+"""Kind under which `Roster.dropped` counts commands about a room that another router opened."""
 _PHASES: Final = tuple(Phase)
 _NUMBERS: Final = {phase: number for number, phase in enumerate(Phase)}
 _index: Final = attrgetter("index")
@@ -86,12 +89,16 @@ class Roster(Generic[R]):
         self._waiting: list[R] = []
         """Rooms that wait for capacity, the most urgent first."""
         self._tombstones: OrderedDict[RoomId, Tombstone] = OrderedDict()
+        """Tombstones of rooms that have left, by room. There are at most TOMBSTONES_MAX."""
+        self._cancelled: OrderedDict[tuple[RoomId, Opener], Tombstone] = OrderedDict()
+        """Tombstones of rooms that their router cancelled before they were opened on this rank, by room and
+        router. There are at most TOMBSTONES_MAX."""
         self._given_up: OrderedDict[tuple[RoomId, Incarnation], Tombstone] = OrderedDict()
         """Tombstones of rooms that a peer cancelled before they were opened on this rank, by room and peer.
         There are at most TOMBSTONES_MAX."""
         self.dropped: Counter[str] = Counter()
-        """Number of pieces of evidence that were dropped, by kind, because their room is not in this
-        roster."""
+        """Number of pieces of evidence and commands that were dropped, by kind, because their room is not in
+        this roster, or was opened by another router (FOREIGN)."""
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -112,11 +119,11 @@ class Roster(Generic[R]):
         """Enter a new room into the roster. `make` builds it from its index.
 
         A room that was cancelled before it arrived is entered with that cause, and ends in its first turn.
-        Raises RoomExists for an id that is or was here, and RosterFull if the table is full.
+        Raises RoomExists for an id that is or was here, whichever router opened it, and RosterFull if the
+        table is full.
         """
         self.forget_old(now_ms)
-        grave = self._tombstones.get(room)
-        if room in self._rooms or (grave is not None and grave.cause is None):
+        if room in self._rooms or room in self._tombstones:
             raise RoomExists(f"room {room} is or was in use here")
         if not self._free:
             raise RosterFull(f"all {self.size} places for rooms are taken")
@@ -126,12 +133,12 @@ class Roster(Generic[R]):
             raise LocalBug(f"room {room} at place {place} was made as {opened.id} at {opened.index}")
         heapq.heappop(self._free)
         self._rooms[room] = opened
-        if grave is not None and grave.cause is not None:
-            del self._tombstones[room]
-            opened.note(Failed(grave.cause))
-        given_up = self._given_up.pop((room, opened.peer), None)
-        if given_up is not None and given_up.cause is not None:
-            opened.note(Failed(given_up.cause))
+        for grave in (
+            self._cancelled.pop((room, opened.opener), None),
+            self._given_up.pop((room, opened.peer), None),
+        ):
+            if grave is not None and grave.cause is not None:
+                opened.note(Failed(grave.cause))
         return opened
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
@@ -142,18 +149,29 @@ class Roster(Generic[R]):
         self._rooms[room].note(evidence)
         return True
 
-    def cancel(self, room: RoomId, cause: Cause, now_ms: int) -> bool:
+    def cancel(self, room: RoomId, cause: Cause, now_ms: int, opener: Opener = NO_OPENER) -> bool:
         """End the room of exactly this id (`exact-match`), because its opener or this worker wants it to end.
-        Return whether the room is here.
+        Return whether the room of that opener is here.
 
-        A cancel of an unknown room is remembered. A cancel of a retired room is not.
+        A cancel of an unknown room is remembered for that opener. A cancel of a retired room is not.
         """
+        if self.is_foreign(room, opener):
+            return False
         if room in self._rooms:
             self._rooms[room].note(Failed(cause))
             return True
-        if room not in self._tombstones:
-            self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, cause))
+        if room not in self._tombstones and (room, opener) not in self._cancelled:
+            _bury(self._cancelled, (room, opener), Tombstone(now_ms + TOMBSTONE_MS, cause))
         return False
+
+    def is_foreign(self, room: RoomId, opener: Opener) -> bool:
+        """Return whether a command comes from another router than the one that opened the room
+        (`opener-owns`). Such a command is counted here, and the caller drops it."""
+        here = self._rooms.get(room)
+        if here is None or here.obeys(opener):
+            return False
+        self.dropped[FOREIGN] += 1
+        return True
 
     def cancel_by_peer(self, room: RoomId, peer: Incarnation, cause: Cause, now_ms: int) -> None:
         """End a room at the request of a peer, which may end only rooms that it shares (`authorised-writer`).
@@ -234,14 +252,13 @@ class Roster(Generic[R]):
             return False
         self._queue(gone, waits=False)
         heapq.heappush(self._free, gone.index)
-        self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, None))
+        _bury(self._tombstones, room, Tombstone(now_ms + TOMBSTONE_MS, None))
         return True
 
     def retired(self, room: RoomId) -> bool:
         """Return whether a room was in this roster and has left. After its tombstone has expired, the roster
         no longer knows."""
-        grave = self._tombstones.get(room)
-        return grave is not None and grave.cause is None
+        return room in self._tombstones
 
     def census(self) -> Mapping[Phase, int]:
         """Return the number of rooms in each phase."""
@@ -268,12 +285,10 @@ class Roster(Generic[R]):
         if at < len(self._waiting) and self._waiting[at] is room:
             del self._waiting[at]
 
-    def _bury(self, room: RoomId, grave: Tombstone) -> None:
-        _bury(self._tombstones, room, grave)
-
     def forget_old(self, now_ms: int) -> None:
         """Remove tombstones that have expired."""
         _forget_old(self._tombstones, now_ms)
+        _forget_old(self._cancelled, now_ms)
         _forget_old(self._given_up, now_ms)
 
 

@@ -9,13 +9,14 @@ from baton.runtime.errors import StartupError
 BACKLOG: Final = 2048
 
 
-def bind_port(host: str, port: int, flag: str) -> socket.socket:
+def bind_port(host: str, port: int, flag: str, *, is_shared: bool = False) -> socket.socket:
     """Return a listening TCP socket on `host:port`. Port 0 takes any free one, which `port_of` returns.
 
     It listens at once, so that a second process fails here rather than later. `flag`: name of the port's
-    setting, for the error. Raises StartupError.
+    setting, for the error. `is_shared`: let other processes of this user, which say so too, listen there as
+    well (SO_REUSEPORT). Raises StartupError.
     """
-    sock = reserve_port(host, port, flag)
+    sock = reserve_port(host, port, flag, is_shared=is_shared)
     try:
         sock.listen(BACKLOG)
     except OSError as error:
@@ -25,12 +26,14 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
     return sock
 
 
-def reserve_port(host: str, port: int = 0, flag: str = "", host_flag: str = "--host") -> socket.socket:
+def reserve_port(
+    host: str, port: int = 0, flag: str = "", host_flag: str = "--host", *, is_shared: bool = False
+) -> socket.socket:
     """Return a bound socket that does not listen. Port 0 takes any free one.
 
     As long as it is open, the system gives the port to no other program. A process that is told the port can
-    still listen there. `flag`, `host_flag`: names of the settings of port and host, for the error. Raises
-    StartupError.
+    still listen there. `flag`, `host_flag`: names of the settings of port and host, for the error.
+    `is_shared`: as for `bind_port`. Raises StartupError.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -41,6 +44,8 @@ def reserve_port(host: str, port: int = 0, flag: str = "", host_flag: str = "--h
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
     except OSError as error:
         sock.close()

@@ -101,6 +101,13 @@ def _address(text: str) -> str:
     return join_address(*split_address(text))
 
 
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = tuple(_address(each.strip()) for each in text.split(","))
+    if len(set(addresses)) < len(addresses):
+        raise BadValue
+    return addresses
+
+
 def _share(text: str) -> float:
     if not re.fullmatch(r"\d(\.\d{1,9})?", text, re.ASCII) or float(text) > 1:
         raise BadValue
@@ -219,6 +226,12 @@ DURATION_MS: Final = SettingKind(
     _show_duration,
 )
 ADDRESS: Final = SettingKind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
+ADDRESSES: Final = SettingKind(
+    "HOST:PORT,…",
+    "different host:port, separated by commas, such as 10.0.0.1:8100,10.0.0.2:8100",
+    _addresses,
+    ",".join,
+)
 FILE: Final = matching(r"[^\0\n]+", "FILE", "the path of a file")
 HOST: Final = matching(HOST_PATTERN.pattern, "HOST", "an address or host name without a port")
 NAME: Final = matching(

@@ -13,6 +13,7 @@ from baton.runtime.model_options import EngineName, Quantize
 from baton.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from baton.runtime.setting_kinds import (
     ADDRESS,
+    ADDRESSES,
     CPUS,
     DURATION_MS,
     NAME,
@@ -73,7 +74,12 @@ class WorkerSettings(ServiceSettings):
         " address).",
         HOST_OR_NONE,
     )
-    bootstrap: str = setting("127.0.0.1:8100", "The bootstrap's gRPC address.", ADDRESS)
+    bootstrap: tuple[str, ...] = setting(
+        ("127.0.0.1:8100",),
+        "The bootstraps' gRPC addresses, by commas. A name may stand for several, as that of a headless"
+        " Service does: it is looked up again and again.",
+        ADDRESSES,
+    )
     grpc_port: int = setting(0, "gRPC port to listen on (0: any free one).", PORT)
     metrics_port: int = setting(0, "Port of /metrics, /started, /health and /ready (0: any free one).", PORT)
     model: str = setting("demo", "A model directory, a GGUF file, or the word demo.", TEXT)

@@ -35,18 +35,25 @@ async def serve_metrics(
     unstarted: Problems,
     unhealthy: Problems,
     unready: Problems,
+    notes: Problems = tuple,
 ) -> HttpServer:
     """Serve a worker's four pages on a socket from `bind_port`, in the running event loop.
 
     `unstarted`, `unhealthy`, `unready`: return the problems that `/started`, `/health` and `/ready` report.
+    `notes`: returns texts that `/ready` adds if there is no problem.
+
     Call this before the slow part of a start, so that `/ready` shows what the worker waits for.
     """
-    app = metrics_app(registry, unstarted, unhealthy, unready)
+    app = metrics_app(registry, unstarted, unhealthy, unready, notes)
     return await serve_http(app, sock, GRACEFUL_TIMEOUT_S, connections=ClosedConnections(registry))
 
 
 def metrics_app(
-    registry: CollectorRegistry, unstarted: Problems, unhealthy: Problems, unready: Problems
+    registry: CollectorRegistry,
+    unstarted: Problems,
+    unhealthy: Problems,
+    unready: Problems,
+    notes: Problems = tuple,
 ) -> Starlette:
     """Return a worker's four pages (metrics, started, health, ready) as an ASGI application."""
 
@@ -61,7 +68,7 @@ def metrics_app(
         return _answer(unhealthy())
 
     async def ready(_: Request) -> Response:
-        return _answer(unready())
+        return _answer(unready(), notes())
 
     return Starlette(
         routes=[
@@ -73,7 +80,7 @@ def metrics_app(
     )
 
 
-def _answer(problems: Sequence[str]) -> JSONResponse:
+def _answer(problems: Sequence[str], notes: Sequence[str] = ()) -> JSONResponse:
     if problems:
         return JSONResponse({"status": "unavailable", "problems": list(problems)}, status_code=503)
-    return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "ok"} | ({"notes": list(notes)} if notes else {}))

@@ -1,11 +1,14 @@
-"""Call by which a worker's starter reports to the bootstrap that the worker's process has exited."""
+"""Call by which a worker's starter reports to the bootstraps that the worker's process has exited."""
+
+import asyncio
+from collections.abc import Sequence
 
 import grpc
 
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from baton.wire.channel import UNARY_S, open_channel
-from baton.wire.errors import remote_error
+from baton.wire.errors import RemoteError, remote_error
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
 
@@ -28,3 +31,23 @@ async def report_exit(
         raise remote_error(error) from error
     finally:
         await channel.close()
+
+
+async def report_exit_to_all(
+    bootstraps: Sequence[str], tls: TlsFiles | None, run_token: str, name: str, pid: int, secret: bytes
+) -> None:
+    """Report to all bootstraps at once that a process has exited (see `report_exit`).
+
+    Raises RemoteError if one of them could not be reached, else if one refused the report. Reporting again to
+    one that has believed it changes nothing.
+    """
+    reports = (report_exit(each, tls, run_token, name, pid, secret) for each in bootstraps)
+    results = await asyncio.gather(*reports, return_exceptions=True)
+    errors = [each for each in results if isinstance(each, BaseException)]
+    remote = [each for each in errors if isinstance(each, RemoteError)]
+    for error in (*(each for each in errors if each not in remote), *sorted(remote, key=_answered)):
+        raise error
+
+
+def _answered(error: RemoteError) -> bool:
+    return not error.unreachable

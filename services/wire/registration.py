@@ -1,9 +1,11 @@
-"""Conversion of a worker's registration message to the facts that the registry keeps about it."""
+"""Conversion of registration messages: facts of a worker for the registry, and routers for its ranks."""
 
-from baton.ids import Incarnation
+from collections.abc import Mapping, Sequence
+
+from baton.ids import Incarnation, Opener
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WEIGHT_TOTAL, OtherSide, StackFacts, WorkerFacts
-from baton.wire.baton.v1 import workers_pb2
+from baton.wire.baton.v1 import group_pb2, workers_pb2
 from baton.wire.conversions import Malformed, check_peer, side_to_wire
 from baton.wire.layout_messages import checksum_from_wire, layout_from_wire, topology_from_wire
 from baton.wire.receiver_secret import DIGEST_BYTES
@@ -90,3 +92,23 @@ def weight_from_wire(prefill_weight: int) -> int:
     if not 0 <= prefill_weight <= WEIGHT_TOTAL:
         raise Malformed(f"prefill_weight must be 0 to {WEIGHT_TOTAL}")
     return prefill_weight
+
+
+def routers_to_wire(
+    routers: Mapping[Opener, str], gone: Sequence[Opener], *, is_only_one: bool
+) -> group_pb2.Bootstraps:
+    """Convert the routers of a worker to the message for its ranks.
+
+    `routers`: address of each router by its opener. `gone`: openers whose processes are gone. `is_only_one`:
+    whether the leader knows one address only.
+    """
+    message = group_pb2.Bootstraps(gone=gone, is_only_one=is_only_one)
+    for opener, address in routers.items():
+        message.bootstraps.add(opener=opener, address=address)
+    return message
+
+
+def routers_from_wire(wire: group_pb2.Bootstraps) -> tuple[dict[Opener, str], list[Opener], bool]:
+    """Convert that message to the three arguments of `routers_to_wire`."""
+    routers = {Opener(each.opener): each.address for each in wire.bootstraps}
+    return routers, [*map(Opener, wire.gone)], wire.is_only_one

@@ -5,11 +5,11 @@ fill. A call that ends early for any reason cancels its room, so that no room ru
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from baton.ids import RoomId
+from baton.ids import Opener, RoomId
 from baton.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import cause_to_wire
@@ -31,10 +31,11 @@ class Callers(Generic[Reply]):
     """gRPC calls that wait for a turn to open their rooms, at most one call for each room. Used from one
     event loop."""
 
-    def __init__(self, mailbox: Mailbox, here: Container[RoomId]) -> None:
-        """Make callers without calls. `here`: ids of the rooms that are open on this worker."""
+    def __init__(self, mailbox: Mailbox, is_here: Callable[[RoomId, Opener], bool]) -> None:
+        """Make callers without calls. `is_here`: returns whether a room of a router is open on this
+        worker."""
         self._mailbox = mailbox
-        self._here = here
+        self._is_here = is_here
         self._waiting: dict[RoomId, Replies[Reply]] = {}
 
     def __len__(self) -> int:
@@ -61,20 +62,20 @@ class Callers(Generic[Reply]):
                 del self._waiting[room]
 
     async def cancel(self, request: inference_pb2.CancelRequest) -> bool:
-        """Cancel a room, whichever call opened it. Return whether the room is on this worker once a turn took
-        the command. Raises the errors of `Mailbox.ask`."""
+        """Cancel a room, whichever call opened it. Return whether the room of that opener is on this worker
+        once a turn took the command. Raises the errors of `Mailbox.ask`."""
         await self._mailbox.submit(group_pb2.Command(cancel=request))
-        return RoomId(request.room) in self._here
+        return self._is_here(RoomId(request.room), Opener(request.opener))
 
-    def give_up(self, room: RoomId) -> None:
-        """Cancel a room, because its caller's stream has ended."""
+    def give_up(self, room: RoomId, opener: Opener) -> None:
+        """Cancel a room of a router, because its caller's stream has ended."""
         cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
-        cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
+        cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause), opener=opener)
         self._mailbox.put(group_pb2.Command(cancel=cancel))
 
     @asynccontextmanager
     async def calling(
-        self, room: RoomId, command: group_pb2.Command, replies_max: int
+        self, room: RoomId, opener: Opener, command: group_pb2.Command, replies_max: int
     ) -> AsyncIterator[asyncio.Queue[Reply]]:
         """Open a room by a command, and yield the queue of the room's replies. The first reply is already in
         it.
@@ -89,5 +90,5 @@ class Callers(Generic[Reply]):
         except (Refusal, PeerFault):
             raise  # the room was not opened
         except BaseException:
-            self.give_up(room)
+            self.give_up(room, opener)
             raise

@@ -4,7 +4,7 @@ Gauges are set once a turn from a census, and never by single events, so that th
 is back at its start (`zero-at-idle`). Every series exists from the start of the process.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -90,6 +90,33 @@ class _Total:
             self._seen = count
 
 
+class LeaseMetrics:
+    """Prometheus metrics of a worker's leases at the bootstraps."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._renewals = counter(
+            "baton_lease_renewals_total", "Renewals of this worker's lease at the bootstrap."
+        )
+        self._failures = counter(
+            "baton_lease_failures_total", "Registrations and lease renewals at the bootstrap that failed."
+        )
+        self._leases = gauge("baton_bootstrap_leases", "Bootstraps at which this worker has a lease.")
+        self._known = gauge(
+            "baton_bootstraps_known", "Bootstraps that --bootstrap names, by the last look-up."
+        )
+
+    def watch(self, census: Callable[[], tuple[int, int]]) -> None:
+        """Show the leases of the worker from now on. `census`: returns the number of leases that it has, and
+        of bootstraps that it knows."""
+        self._leases.set_function(lambda: census()[0])
+        self._known.set_function(lambda: census()[1])
+
+    def tried(self, has_lease: bool) -> None:
+        """Count one attempt to renew a lease. `has_lease`: whether the worker has it."""
+        (self._renewals if has_lease else self._failures).inc()
+
+
 class WorkerMetrics:
     """Prometheus metrics that prefill and decode workers have in common."""
 
@@ -128,7 +155,8 @@ class WorkerMetrics:
         self._unknown = _Total(
             counter(
                 "baton_rooms_unknown_news_total",
-                "Messages that were dropped, because this worker does not have their room, or no longer.",
+                "Messages that were dropped, because this worker does not have their room, or no longer, or"
+                " another bootstrap opened it.",
             )
         )
         self._lines = _Total(
@@ -146,12 +174,7 @@ class WorkerMetrics:
         self._agreement = LoopHistogram(
             "baton_agreement_seconds", "Time for the ranks to agree, per turn.", _AGREEMENT_SECONDS, registry
         )
-        self._renewals = counter(
-            "baton_lease_renewals_total", "Renewals of this worker's lease at the bootstrap."
-        )
-        self._no_lease = counter(
-            "baton_lease_failures_total", "Registrations and lease renewals at the bootstrap that failed."
-        )
+        self.leases = LeaseMetrics(registry)
         self._turns = counter("baton_turns_total", "Turns (iterations) of the worker's loop.")
 
     def record_rooms(self, census: Mapping[Phase, int], unknown: int) -> None:
@@ -191,6 +214,3 @@ class WorkerMetrics:
         phase."""
         for phase, spent_ms in phase_ms.items():
             self._phases[phase].observe(spent_ms / 1000)
-
-    def lease_tried(self, has_lease: bool) -> None:
-        (self._renewals if has_lease else self._no_lease).inc()

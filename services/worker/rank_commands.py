@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from baton.handover.receiving_side import ReceivingSide
 from baton.handover.sending_side import SendingSide
-from baton.ids import NO_PEER, Incarnation, RoomId
+from baton.ids import NO_PEER, Incarnation, Opener, RoomId
 from baton.rooms.errors import PeerFault
 from baton.rooms.steps.step_cost import Costs, StepCost
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
@@ -17,6 +17,7 @@ from baton.wire.conversions import (
     request_from_wire,
     room_from_wire,
 )
+from baton.wire.registration import routers_from_wire
 from baton.worker.assembly import RankPorts
 from baton.worker.callers import Callers
 
@@ -38,10 +39,14 @@ class RankCommands(ABC, Generic[Core]):
         the answer to the command's sender."""
         match command.WhichOneof("what"):
             case "cancel":
-                cause = cause_from_wire(command.cancel.cause)
-                self._core.cancel(RoomId(command.cancel.room), cause, self._ports.clock.now_ms())
+                cancel, now_ms = command.cancel, self._ports.clock.now_ms()
+                cause = cause_from_wire(cancel.cause)
+                self._core.cancel(RoomId(cancel.room), cause, now_ms, Opener(cancel.opener))
             case "departed":
                 self._core.depart(Incarnation(command.departed))
+            case "bootstraps":
+                routers, gone, is_only_one = routers_from_wire(command.bootstraps)
+                self._ports.reporter.use(routers, gone, is_only_one=is_only_one)
             case "drain":
                 self._core.drain()
             case "step_costs":
@@ -80,9 +85,10 @@ class RankCommands(ABC, Generic[Core]):
             ends_ms=ends_from_wire(wire.request, now_ms),
             peer_name="" if peer is None else peer.name,
             compiled=not ports.grammar_states.needs(request),
+            opener=Opener(wire.opener),
         )
         room.replies = self._callers.take(name)
         ports.grammar_states.begin(room, *room.sequences)
-        ports.reporter.opened(name, request)
+        ports.reporter.opened(name, request, room.opener)
         room.reply(room.REPLY(accepted=inference_pb2.Accepted()))
         return room

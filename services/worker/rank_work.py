@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from baton.handover.handover_side import HandOverSide
 from baton.handover.requests import Outcome, Report, Retired
-from baton.ids import RoomId
+from baton.ids import Opener, RoomId
 from baton.pages.errors import LayoutMismatch, Truncated
 from baton.rooms.errors import Cause, PeerFault, Refusal
 from baton.rooms.phases import Phase, Vote
@@ -47,7 +47,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         computing: StepScheduler[Any],
     ) -> None:
         self.roster = core.roster
-        self.callers: Callers[Reply] = Callers(ports.mailbox, core.roster)
+        self.callers: Callers[Reply] = Callers(ports.mailbox, core.has_room)
         self._core = core
         self.ports = ports
         self._metrics = metrics
@@ -77,8 +77,9 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         """Carry out a request that only this side (prefill or decode) of a hand-over makes."""
 
     @abstractmethod
-    def _load(self) -> WorkerLoad:
-        """Return the worker's present load, by which the router decides which rooms this worker gets."""
+    def _load(self, opener: Opener | None) -> WorkerLoad:
+        """Return the worker's present load, by which a router decides which rooms this worker gets.
+        `opener`: the router, or None for the ids of all routers' rooms."""
 
     @abstractmethod
     def _queues(self, rooms: Mapping[Phase, int]) -> Mapping[RoomQueue, int]:
@@ -106,19 +107,19 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         for room in self.roster:
             room.conclude(None if room.succeeded else room.cause or cause)
 
-    def load(self) -> rooms_pb2.WorkerLoad:
-        """Return the worker's present load as a protobuf message. The router decides by it which rooms this
-        worker gets."""
+    def load(self, opener: Opener | None = None) -> rooms_pb2.WorkerLoad:
+        """Return the worker's present load as a protobuf message. A router decides by it which rooms this
+        worker gets. `opener`: the router, or None for the ids of all routers' rooms."""
         self._loads += 1
-        return load_to_wire(self._load(), self._loads)
+        return load_to_wire(self._load(opener), self._loads)
 
-    def holds(self) -> workers_pb2.RenewRequest:
-        """Return the message to renew the lease, with the worker's present load and its numbers of rooms and
-        pages."""
+    def holds(self, opener: Opener | None = None) -> workers_pb2.RenewRequest:
+        """Return the message to renew the lease at a router, with the worker's present load and its numbers
+        of rooms and pages. `opener`: the router, as for `load`."""
         rooms = self.roster.census()
         tokens = self.scheduler.tokens
         census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
-        return workers_pb2.RenewRequest(census=census, load=self.load())
+        return workers_pb2.RenewRequest(census=census, load=self.load(opener))
 
     # ---- Work
 

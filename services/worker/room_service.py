@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import grpc
 
+from baton.ids import Opener
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.channel import check_incarnation
@@ -22,7 +23,7 @@ from baton.worker.shared_stream import Rest, SharedStream, ends_some, rooms_repl
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 
 
-class Opener(Protocol[Reply]):
+class RoomSide(Protocol[Reply]):
     """Interface of a prefill or decode side towards the service that opens rooms: its reply queues, its load,
     and whether it is draining."""
 
@@ -32,7 +33,7 @@ class Opener(Protocol[Reply]):
     @property
     def draining(self) -> bool: ...
 
-    def load(self) -> rooms_pb2.WorkerLoad: ...
+    def load(self, opener: Opener | None = None) -> rooms_pb2.WorkerLoad: ...
 
 
 class RoomOpeningService(ABC, Generic[Reply]):
@@ -42,11 +43,11 @@ class RoomOpeningService(ABC, Generic[Reply]):
     message: ClassVar[type[Any]]
     """Class of the protobuf messages that a stream with many rooms sends to its caller."""
 
-    def __init__(self, work: Opener[Reply], rest: Rest | None = None) -> None:
+    def __init__(self, work: RoomSide[Reply], rest: Rest | None = None) -> None:
         """Make the service of a prefill or decode worker. `rest`: handler of message parts that neither open
         nor cancel rooms (see `SharedStream`)."""
         self._callers: Callers[Reply] = work.callers
-        self._opener: Opener[Reply] = work
+        self._work: RoomSide[Reply] = work
         self._mailbox = work.ports.mailbox
         self._incarnation = work.ports.incarnation
         self._rest = rest
@@ -62,7 +63,8 @@ class RoomOpeningService(ABC, Generic[Reply]):
         """Open the room of one call, and yield its replies up to the last one, the outcome."""
         async with errors_as_status(context):
             command, most = self._judge(request)
-            async with self._callers.calling(room_from_wire(request.room), command, most) as replies:
+            room, opener = room_from_wire(request.room), Opener(request.opener)
+            async with self._callers.calling(room, opener, command, most) as replies:
                 over = False
                 while not over:
                     reply = await replies.get()
@@ -79,12 +81,12 @@ class RoomOpeningService(ABC, Generic[Reply]):
             aclosing(shared.lines()) as messages,
         ):
             async for lines in messages:
-                load = self._opener.load() if ends_some(lines) else None
+                load = self._work.load(shared.opener) if ends_some(lines) else None
                 yield rooms_reply(self.message() if load is None else self.message(load=load), lines)
 
     def _judge(self, request: Any) -> tuple[group_pb2.Command, int]:
         check_incarnation(self._incarnation, request.incarnation)
-        if self._opener.draining:
+        if self._work.draining:
             raise Draining(f"this {self.side.value} worker is draining")
         room_from_wire(request.room)
         return self.opening(request)

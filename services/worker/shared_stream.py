@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from baton.ids import Incarnation, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener, RoomId
 from baton.rooms.errors import PeerFault, Refusal
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import group_pb2, inference_pb2
@@ -61,6 +61,8 @@ class SharedStream(Generic[Reply]):
         self._incarnation = incarnation
         self._rooms: dict[RoomId, _RoomReplies[Reply]] = {}
         """Queue of the replies of each room whose outcome (last reply) was not sent yet, by room id."""
+        self.opener = NO_OPENER
+        """Router that opened the last room on this stream. A stream has one caller, and so one opener."""
         self._pending: deque[Line[Reply]] = deque()
         self._news = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
@@ -74,9 +76,9 @@ class SharedStream(Generic[Reply]):
         try:
             yield self
         finally:
-            rooms, self._rooms = list(self._rooms), {}
-            for room in rooms:
-                self._callers.give_up(room)
+            rooms, self._rooms = self._rooms, {}
+            for room, replies in rooms.items():
+                self._callers.give_up(room, replies.opener)
             tasks = [self._reading, *self._calls]
             for task in tasks:
                 task.cancel()
@@ -132,7 +134,8 @@ class SharedStream(Generic[Reply]):
         except Exception as error:
             self._refuse(room, error)
             return
-        replies = self._rooms[room] = _RoomReplies(self, room, most)
+        self.opener = Opener(request.opener)
+        replies = self._rooms[room] = _RoomReplies(self, room, self.opener, most)
         self._start(self._enter(replies, command))
 
     async def _cancel(self, request: inference_pb2.CancelRequest) -> None:
@@ -160,7 +163,7 @@ class SharedStream(Generic[Reply]):
                 return  # the stream has ended meanwhile and gave the room up
             del self._rooms[replies.room]
             if not isinstance(error, Refusal | PeerFault):
-                self._callers.give_up(replies.room)  # a turn may still open it
+                self._callers.give_up(replies.room, replies.opener)  # a turn may still open it
             self._refuse(replies.room, error)
 
     def _refuse(self, room: RoomId, error: Exception) -> None:
@@ -185,12 +188,13 @@ class SharedStream(Generic[Reply]):
 class _RoomReplies(Generic[Reply]):
     """Destination of one room's replies on a shared stream."""
 
-    __slots__ = ("_left", "_stream", "room")
+    __slots__ = ("_left", "_stream", "opener", "room")
 
-    def __init__(self, stream: SharedStream[Reply], room: RoomId, replies_max: int) -> None:
+    def __init__(self, stream: SharedStream[Reply], room: RoomId, opener: Opener, replies_max: int) -> None:
         self._stream: SharedStream[Reply] = stream
         self._left = replies_max
         self.room = room
+        self.opener = opener
 
     def put_nowait(self, reply: Reply) -> None:
         """Add a reply of the room. Raises QueueFull if the room already had its largest possible number of

@@ -206,11 +206,12 @@ class Start(Generic[Settings]):
                 registration=registration,
                 services=fitted.services,
                 turns=turns,
-                on_renewal=metrics.lease_tried,
+                on_renewal=metrics.leases.tried,
                 broken=BROKEN,
                 break_off=work.break_off,
                 holds=work.holds,
                 load=work.load,
+                watch_leases=metrics.leases.watch,
             )
             async with offer_kv_events(host, ports, settings):
                 return await host.serve(role, shutdown)

@@ -128,6 +128,8 @@ class ScriptedWorker:
     """Time left for each room, as the worker was told, ms."""
     cancels: dict[int, str] = field(default_factory=dict)
     """Reasons of cancelled rooms, by room."""
+    openers: set[int] = field(default_factory=set)
+    """Openers that all messages about rooms named."""
     enough: list[tuple[int, int]] = field(default_factory=list)
     """Choices that the worker was told are complete, as (room, choice)."""
     absent: set[int] = field(default_factory=set)
@@ -216,8 +218,10 @@ class ScriptedWorker:
     def end(self, request: Any) -> list[int]:
         """End these rooms, and choices of others. Returns the rooms that the worker reports as absent."""
         self.cancels |= {each.room: each.cause.reason for each in request.cancel}
+        self.openers |= {each.opener for each in request.cancel}
         if self.side is Side.DECODE:
             self.enough += [(each.room, each.choice) for each in request.end_choices]
+            self.openers |= {each.opener for each in request.end_choices}
         return [each.room for each in request.cancel if each.room in self.absent]
 
     def take(self, request: Any) -> tuple[Request, Sequence[Step]]:
@@ -225,6 +229,7 @@ class ScriptedWorker:
         it, too."""
         self.called.append(request.room)
         self.openings.append(request)
+        self.openers.add(request.opener)
         asked = request_from_wire(request.request)
         self.asked.append(asked)
         self.left_ms.append(request.request.time_left_ms)

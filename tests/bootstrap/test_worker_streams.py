@@ -10,7 +10,7 @@ import pytest
 
 from baton.bootstrap import worker_streams
 from baton.bootstrap.worker_streams import WorkerStream, WorkerStreams
-from baton.ids import Incarnation, RoomId
+from baton.ids import Incarnation, Opener, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import StackFacts, WorkerFacts
@@ -23,6 +23,7 @@ from tests.wire.servers import serving, until
 
 ACCEPTED = inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())
 OVER = inference_pb2.RunRoomReply(outcome=rooms_pb2.Outcome())
+OPENER = Opener(77)
 
 
 @dataclass
@@ -119,7 +120,9 @@ async def at() -> AsyncIterator[At]:
         loads: list[tuple[int, WorkerLoad]] = []
         made = At(
             worker,
-            WorkerStreams(channels, lambda *told: absent.append(told), lambda *told: loads.append(told)),
+            WorkerStreams(
+                channels, lambda *told: absent.append(told), lambda *told: loads.append(told), OPENER
+            ),
             facts,
             absent,
             loads,

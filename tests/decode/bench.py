@@ -19,7 +19,7 @@ from baton.decode.metrics import DecodeMetrics
 from baton.decode.prefill_peers import FollowerPeers, LeaderPeers, Peers
 from baton.grammars.grammar_cache import GrammarCache
 from baton.handover.turn import Lap
-from baton.ids import Generation, Incarnation, RoomId
+from baton.ids import NO_OPENER, Generation, Incarnation, Opener, RoomId
 from baton.pages.kv_checksum import KvChecksum, nonzero_sum
 from baton.pages.pool import PageState
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
@@ -238,11 +238,16 @@ class DecodeBench:
     # ---- what comes from outside
 
     async def stream(
-        self, request: Request, *, prefill: int = PREFILL, prefill_ms: int | None = None
+        self,
+        request: Request,
+        *,
+        prefill: int = PREFILL,
+        prefill_ms: int | None = None,
+        opener: Opener = NO_OPENER,
     ) -> "Caller":
         """Start StreamRoom as its handler does, up to the first turn. `prefill`: 0 for none. `prefill_ms`:
         when prefill would have computed the prompt by itself."""
-        caller = Caller(self, request, prefill, prefill_ms)
+        caller = Caller(self, request, prefill, prefill_ms, opener)
         caller.task = asyncio.ensure_future(caller.listen())
         await asyncio.sleep(0)
         await self.turn()
@@ -257,9 +262,10 @@ class DecodeBench:
         await self.turn()
         await asked
 
-    async def cancel(self, room: int) -> None:
+    async def cancel(self, room: int, opener: Opener = NO_OPENER) -> None:
         cause = cause_to_wire(Cause(Reason.CANCELLED, "no longer wanted"))
-        await self.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=room, cause=cause)))
+        cancel = inference_pb2.CancelRequest(room=room, cause=cause, opener=opener)
+        await self.enter(group_pb2.Command(cancel=cancel))
 
     async def granted(self, room: int) -> inference_pb2.GrantRequest:
         """Take turns until the sender has the room's destination, and return the grant."""
@@ -380,8 +386,14 @@ class Caller:
     """A caller of StreamRoom."""
 
     def __init__(
-        self, bench: DecodeBench, request: Request, prefill: int, prefill_ms: int | None = None
+        self,
+        bench: DecodeBench,
+        request: Request,
+        prefill: int,
+        prefill_ms: int | None = None,
+        opener: Opener = NO_OPENER,
     ) -> None:
+        self._opener = opener
         self._bench, self._request, self._prefill, self._prefill_ms = bench, request, prefill, prefill_ms
         self.replies: list[inference_pb2.StreamRoomReply] = []
         self.task: asyncio.Future[None]
@@ -396,9 +408,10 @@ class Caller:
             request=request_to_wire(self._request),
             prefill_ms=self._prefill_ms,
             prefill_own_ms=self._prefill_ms or 0,
+            opener=self._opener,
         )
         async with self._bench.work.callers.calling(
-            RoomId(room), group_pb2.Command(stream=wire), replies_max(wire.request)
+            RoomId(room), self._opener, group_pb2.Command(stream=wire), replies_max(wire.request)
         ) as replies:
             while not (self.replies and self.replies[-1].HasField("outcome")):
                 self.replies.append(await replies.get())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.ids import RoomId
+from baton.ids import NO_OPENER, Opener, RoomId
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PageState
 from baton.rooms.errors import Refusal
@@ -58,8 +58,9 @@ async def started(bench: DecodeBench, request: Request = ASKED) -> Caller:
     return caller
 
 
-async def end_choice(bench: DecodeBench, choice: int, room: int = 1) -> None:
-    await bench.enter(group_pb2.Command(end_choice=inference_pb2.EndChoiceRequest(room=room, choice=choice)))
+async def end_choice(bench: DecodeBench, choice: int, room: int = 1, opener: Opener = NO_OPENER) -> None:
+    ended = inference_pb2.EndChoiceRequest(room=room, choice=choice, opener=opener)
+    await bench.enter(group_pb2.Command(end_choice=ended))
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8])

@@ -18,7 +18,7 @@ from baton.cli.main import KNOWN
 from baton.launch.screen import Screen
 from baton.launch.serve import PREPARE, ServeStack
 from baton.launch.serve_settings import load_serve
-from baton.launch.stack_plan import make_plan
+from baton.launch.stack_plan import BootstrapPorts, make_plan
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import StartupError
 from baton.wire.receiver_secret import digest_of
@@ -70,7 +70,7 @@ def stack(
     out = io.StringIO()
     screen = Screen(Console(file=to or out, width=80), SystemClock())
     commands = StackCommands(parts, port, prepare)
-    plan = make_plan(settings, flags, {}, [0, 1], 8100)
+    plan = make_plan(settings, flags, {}, [0, 1], [BootstrapPorts(8100)])
     return ServeStack(settings, plan, dict(os.environ), screen, commands, parts.report_exit), out
 
 
@@ -104,7 +104,7 @@ async def test_exit_by_starter_a_launcher_gets_a_file_for_its_ranks_and_no_diges
     """
     flags = {"decode_tp": "2"}
     settings, commands = load_serve(flags, {}, KNOWN), StackCommands(parts, 0, PREPARES)
-    plan = make_plan(settings, flags, {}, [0, 1, 2], 8100)
+    plan = make_plan(settings, flags, {}, [0, 1, 2], [BootstrapPorts(8100)])
     screen = Screen(Console(file=io.StringIO()), SystemClock())
     serve = ServeStack(settings, plan, dict(os.environ), screen, commands, parts.report_exit)
     for part in plan.workers:

@@ -13,7 +13,7 @@ from baton.ids import Incarnation
 from baton.launch.gpus import VISIBLE
 from baton.launch.ready_lines import command_words, ready_lines
 from baton.launch.serve_settings import NOT_TAKEN, load_serve, passed_on
-from baton.launch.stack_plan import Operators, StackCommand, make_plan
+from baton.launch.stack_plan import BootstrapPorts, Operators, StackCommand, make_plan
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.listening_ports import bind_port, port_of
@@ -39,7 +39,7 @@ def test_each_part_gets_the_given_settings_and_its_own_ports_and_cores() -> None
         "context_length": "4096",
     }
     environ = {"BATON_KV_CACHE_MEMORY": "256MiB", "BATON_MAX_QUEUE": "7"}
-    plan = make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1, 2], 8123)
+    plan = make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1, 2], [BootstrapPorts(8123)])
 
     bootstrap = load(BootstrapSettings, _named(plan.bootstrap), {})
     assert bootstrap.context_length == 4096
@@ -50,7 +50,7 @@ def test_each_part_gets_the_given_settings_and_its_own_ports_and_cores() -> None
     assert (prefill.kv_checksum, prefill.context_length) == ("pages", 4096)
     for part, cpus in zip(plan.workers[1:], [(1,), (2,)], strict=True):
         decode = load(DecodeSettings, _named(part), {})
-        assert (decode.cpus, decode.bootstrap, decode.max_running) == (cpus, "127.0.0.1:8123", 4)
+        assert (decode.cpus, decode.bootstrap, decode.max_running) == (cpus, ("127.0.0.1:8123",), 4)
         assert (decode.dtype, decode.kv_cache_memory) == ("float32", 2**28)
         assert (decode.kv_checksum, decode.context_length) == ("pages", 4096)
     assert plan.url == "http://127.0.0.1:9000"
@@ -58,7 +58,7 @@ def test_each_part_gets_the_given_settings_and_its_own_ports_and_cores() -> None
 
 def test_workers_of_several_ranks_are_launchers_with_cores_for_all_of_them() -> None:
     flags = {"prefill_tp": "2", "prefill_pp": "2", "decode_tp": "2", "decode": "2", "group_timeout_ms": "9s"}
-    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8123)
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), [BootstrapPorts(8123)])
     prefill = load(PrefillSettings, _named(plan.workers[0]), {})
     assert (prefill.tp, prefill.pp, prefill.rank, prefill.launches) == (2, 2, None, True)
     assert (prefill.cpus, prefill.threads, prefill.group_timeout_ms) == ((0, 1, 2, 3), 0, 9_000)
@@ -69,7 +69,7 @@ def test_workers_of_several_ranks_are_launchers_with_cores_for_all_of_them() -> 
 
 def test_a_worker_of_both_sides_has_a_core_two_ports_and_the_settings_of_either_side() -> None:
     flags = {"both": "2", "chunk_tokens": "64", "max_running": "4", "metrics_port": "9100"}
-    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], 8123, ("0", "1"))
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], [BootstrapPorts(8123)], ("0", "1"))
     assert [part.registers_as for part in plan.workers] == [
         ("worker-0-prefill", "worker-0-decode"),
         ("worker-1-prefill", "worker-1-decode"),
@@ -102,7 +102,7 @@ async def test_a_busy_port_of_a_worker_of_both_sides_names_the_flag_of_its_side(
 
 def test_workers_of_both_sides_run_with_workers_of_one_side() -> None:
     flags = {"both": "1", "decode": "2"}
-    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(6), 8123)
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(6), [BootstrapPorts(8123)])
     assert [part.name for part in plan.workers] == ["decode-0", "decode-1", "worker-0"]
     cores = [_named(part)["cpus"] for part in plan.workers]
     assert cores == ["2-3", "4-5", "0-1"]
@@ -140,7 +140,7 @@ def test_a_stack_without_a_side_is_refused() -> None:
 
 def _visible(gpus: tuple[str, ...], **flags: str | None) -> list[str | None]:
     """Return the GPUs that each worker sees."""
-    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8123, gpus)
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), [BootstrapPorts(8123)], gpus)
     assert VISIBLE not in plan.bootstrap.environ
     return [part.environ.get(VISIBLE) for part in plan.workers]
 
@@ -172,19 +172,19 @@ def test_a_shape_without_a_role_is_refused(variable: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7"])
 def test_serving_other_addresses_keeps_workers_and_their_registry_on_the_loopback(host: str) -> None:
     flags = {"host": host}
-    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], 8100)
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], [BootstrapPorts(8100)])
     bootstrap = load(BootstrapSettings, _named(plan.bootstrap), {})
     assert (bootstrap.host, bootstrap.grpc_host) == (host, "127.0.0.1")
-    assert plan.bootstrap_address == "127.0.0.1:8100"
+    assert plan.bootstrap_addresses == ("127.0.0.1:8100",)
     decode = load(DecodeSettings, _named(plan.workers[1]), {})
-    assert (decode.host, decode.bootstrap) == ("127.0.0.1", "127.0.0.1:8100")
+    assert (decode.host, decode.bootstrap) == ("127.0.0.1", ("127.0.0.1:8100",))
     assert plan.url == ("http://127.0.0.1:8000" if host == "0.0.0.0" else f"http://{host}:8000")
 
 
 @pytest.mark.parametrize("flags", [{}, {"prefill_tp": "2"}], ids=["processes", "rank groups"])
 def test_workers_have_the_metrics_ports_from_the_one_that_was_given_on(flags: dict[str, str | None]) -> None:
     flags |= {"prefill": "2", "decode": "2", "metrics_port": "9100"}
-    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8100)
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), [BootstrapPorts(8100)])
     ports = [_named(part)["metrics_port"] for part in plan.workers]
     assert ports == ["9100", "9101", "9102", "9103"]
     with pytest.raises(SettingsError, match=r"--metrics-port 65533: the last worker would have 65536"):
@@ -192,14 +192,14 @@ def test_workers_have_the_metrics_ports_from_the_one_that_was_given_on(flags: di
 
 
 def test_without_a_metrics_port_each_worker_takes_any_free_one() -> None:
-    plan = make_plan(load_serve({}, {}, KNOWN), {}, {}, [0, 1], 8100)
+    plan = make_plan(load_serve({}, {}, KNOWN), {}, {}, [0, 1], [BootstrapPorts(8100)])
     assert not any("metrics_port" in _named(part) for part in plan.workers)
 
 
 def test_a_bad_value_for_a_part_fails_in_the_callers_terms() -> None:
     flags = {"kv_cache_memory": "lots"}
     with pytest.raises(SettingsError, match=r"^--kv-cache-memory: .lots. is not allowed"):
-        make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0], 8100)
+        make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0], [BootstrapPorts(8100)])
 
 
 def test_a_variable_without_effect_is_refused() -> None:
@@ -250,11 +250,46 @@ def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
 
 def test_a_bootstrap_that_is_restarted_has_the_same_key_of_event_ids() -> None:
     environ = {"BATON_RUN_TOKEN": "a-token-of-the-run"}
-    plans = [make_plan(load_serve({}, environ, KNOWN), {}, environ, [0, 1], 8123) for _ in range(2)]
+    plans = [
+        make_plan(load_serve({}, environ, KNOWN), {}, environ, [0, 1], [BootstrapPorts(8123)])
+        for _ in range(2)
+    ]
     keys = [plan.bootstrap.environ["BATON_REASONING_KEY"] for plan in plans]
     assert len(set(keys)) == 2, "each stack draws its own"
     assert all(len(key) >= 32 for key in keys)
     assert all("BATON_REASONING_KEY" not in worker.environ for worker in plans[0].workers)
     environ["BATON_REASONING_KEY"] = "a-key-of-several-stacks"
-    plan = make_plan(load_serve({}, environ, KNOWN), {}, environ, [0, 1], 8123)
+    plan = make_plan(load_serve({}, environ, KNOWN), {}, environ, [0, 1], [BootstrapPorts(8123)])
     assert plan.bootstrap.environ["BATON_REASONING_KEY"] == "a-key-of-several-stacks"
+
+
+def test_several_bootstraps_share_the_http_port_and_nothing_else() -> None:
+    flags = {"bootstraps": "2", "port": "9000"}
+    ports = [BootstrapPorts(8123, 7001), BootstrapPorts(8124, 7002)]
+    environ = {"BATON_API_KEYS": "one-key-0123456789"}
+    plan = make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1], ports)
+    assert [part.name for part in plan.bootstraps] == ["bootstrap-0", "bootstrap-1"]
+    for part, own in zip(plan.bootstraps, ports, strict=True):
+        bootstrap = load(BootstrapSettings, _named(part), {})
+        assert (bootstrap.http_port, bootstrap.reuse_port) == (9000, True)
+        assert (bootstrap.grpc_port, bootstrap.admin_port) == own
+        assert part.environ["BATON_API_KEYS"] == "one-key-0123456789"
+    assert len({part.environ["BATON_REASONING_KEY"] for part in plan.bootstraps}) == 1
+    assert len({part.environ["BATON_RUN_TOKEN"] for part in (*plan.bootstraps, *plan.workers)}) == 1
+    for part in plan.workers:
+        assert part.flag("--bootstrap") == "127.0.0.1:8123,127.0.0.1:8124"
+    assert plan.url == "http://127.0.0.1:9000"
+    assert plan.admin_urls == ["http://127.0.0.1:7001", "http://127.0.0.1:7002"]
+
+
+def test_a_lone_bootstrap_shares_no_port() -> None:
+    plan = make_plan(load_serve({}, {}, KNOWN), {}, {}, [0, 1], [BootstrapPorts(8123)])
+    assert [part.name for part in plan.bootstraps] == ["bootstrap"]
+    assert plan.bootstrap.flag("--reuse-port") is None
+    assert plan.bootstrap.flag("--admin-port") is None
+    assert plan.admin_urls == []
+
+
+def test_ports_of_several_bootstraps_end_at_the_last_port() -> None:
+    with pytest.raises(SettingsError, match="2 bootstraps have one each"):
+        load_serve({"bootstraps": "2", "grpc_port": "65535"}, {}, KNOWN)

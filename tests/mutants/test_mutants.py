@@ -24,6 +24,7 @@ OF_NO_ROOM = frozenset(
     {
         "known-callers-only",
         "exit-by-starter",
+        "gone-is-monotone",
         "secrets-unlogged",
         "no-pickle",
         "rejected-stays-out",

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from baton.decode.prefill_peers import endpoint_to_wire
 from baton.grammars.grammar_cache import GrammarCache
 from baton.handover.turn import Lap
-from baton.ids import Generation, Incarnation, RoomId
+from baton.ids import NO_OPENER, Generation, Incarnation, RoomId
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
 from baton.pages.pool import PageState
@@ -56,7 +56,9 @@ def deadlines(ms: int = DEADLINE_MS) -> Deadlines:
 
 def silent_reporter(name: str, incarnation: Incarnation) -> Reporter:
     """Return a reporter that never calls its bootstrap, since its task does not run."""
-    return Reporter(grpc.aio.insecure_channel("127.0.0.1:1"), incarnation, name, ManualClock())
+    reporter = Reporter(grpc.aio.insecure_channel, incarnation, name, ManualClock())
+    reporter.use({NO_OPENER: "127.0.0.1:1"})
+    return reporter
 
 
 class Receiver:
@@ -272,7 +274,7 @@ class Caller:
             request=request_to_wire(self._request),
         )
         command = group_pb2.Command(run=wire)
-        async with self._bench.work.callers.calling(self._room, command, REPLIES_MAX) as replies:
+        async with self._bench.work.callers.calling(self._room, NO_OPENER, command, REPLIES_MAX) as replies:
             while not (self.replies and self.replies[-1].HasField("outcome")):
                 self.replies.append(await replies.get())
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.handover.turn import Lap
-from baton.ids import Incarnation, RoomId
+from baton.ids import NO_OPENER, Incarnation, RoomId
 from baton.prefill.prefill_room import PrefillRoom
 from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import Cause, NotConnected, Reason, WorkerRefused
@@ -77,7 +77,7 @@ class Group:
 
         async def listen() -> str:
             command = group_pb2.Command(run=_run())
-            async with self.leader.work.callers.calling(RoomId(1), command, 4) as replies:
+            async with self.leader.work.callers.calling(RoomId(1), NO_OPENER, command, 4) as replies:
                 while not (heard and heard[-1].HasField("outcome")):
                     heard.append(await replies.get())
             outcome = heard[-1].outcome

@@ -141,6 +141,8 @@ class Stack:
     services: dict[str, Service] = field(default_factory=dict)
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
+    further: list[int] = field(default_factory=list)
+    """gRPC ports of further bootstraps."""
     hosts: Hosts | None = None
     """Hosts of the workers. None: all processes are on this one."""
     by_commands: bool = False
@@ -158,12 +160,20 @@ class Stack:
             command += ["--grpc-host", self.hosts.address]
         return self._start("bootstrap", command, self.url, flags)
 
+    def add_bootstrap(self, **flags: str) -> Service:
+        """Start one more bootstrap, which workers know that are started later."""
+        http_port, grpc_port = free_port(), free_port()
+        self.further.append(grpc_port)
+        command = ["bootstrap", "--http-port", str(http_port), "--grpc-port", str(grpc_port)]
+        return self._start(f"bootstrap-{len(self.further)}", command, f"http://127.0.0.1:{http_port}", flags)
+
     def start_worker(self, side: str, name: str, **flags: str) -> Service:
         port = free_port()
         command = [side, "--name", name, "--metrics-port", str(port)]
         if self.hosts is None:
             address = "127.0.0.1"
-            command += ["--bootstrap", f"{address}:{self.grpc_port}"]
+            bootstraps = [f"{address}:{port}" for port in (self.grpc_port, *self.further)]
+            command += ["--bootstrap", ",".join(bootstraps)]
         else:
             address = self.hosts.add(name)
             command += ["--host", address, "--bootstrap", f"{self.hosts.address}:{self.grpc_port}"]
@@ -179,7 +189,7 @@ class Stack:
     def restart(self, name: str) -> Service:
         """Start the same command line again as a supervisor does, which reports the exit that it saw."""
         old = self.services[name]
-        if name != "bootstrap":
+        if not is_bootstrap(name):
             self.forget(name)
             old.process.wait(STOP_S)
             self.report_exit(name, old.process.pid, old.exit_secret)
@@ -207,14 +217,15 @@ class Stack:
         named = (each for each in self.workers() if name in (each["name"], each["process"]))
         self._gone |= {each["incarnation"] for each in named}
 
-    def wait_ready(self, workers: int | None = None) -> None:
-        """Wait until the bootstrap reports a successful hand-over and this many ready workers."""
+    def wait_ready(self, workers: int | None = None, url: str = "") -> None:
+        """Wait until the bootstrap reports a successful hand-over and this many ready workers. `url`: of
+        another bootstrap than the first."""
         deadline = time.monotonic() + READY_S
         answer = "no answer"
         while time.monotonic() < deadline:
             self._check_alive()
             try:
-                reply = web().get(f"{self.url}/ready", timeout=5)
+                reply = web().get(f"{url or self.url}/ready", timeout=5)
                 answer = reply.text
                 listed = [each for each in reply.json()["workers"] if each["incarnation"] not in self._gone]
                 ready = sum(each["state"] == "ready" for each in listed)
@@ -265,7 +276,7 @@ class Stack:
 
     def stop(self) -> dict[str, int]:
         """Stop workers first, then the bootstrap. Returns exit codes."""
-        names = sorted(self.services, key=lambda name: name == "bootstrap")
+        names = sorted(self.services, key=is_bootstrap)
         return {name: self.services[name].stop() for name in names}
 
     def _start(self, name: str, command: Sequence[str], http: str, flags: Mapping[str, str]) -> Service:
@@ -277,12 +288,12 @@ class Stack:
         starts("stack")
         log = self.folder / f"{name}.log"
         environ = clean_environ() | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}
-        starts_worker = name != "bootstrap" and "--exit-file" not in command
+        starts_worker = not is_bootstrap(name) and "--exit-file" not in command
         secret, given = draw_exit_secret() if starts_worker else (b"", {})
         environ |= given
         with log.open("ab") as sink:
             process: Process
-            there = () if self.hosts is None or name == "bootstrap" else self.hosts.on(name)
+            there = () if self.hosts is None or is_bootstrap(name) else self.hosts.on(name)
             if there or self.by_commands:
                 words = [*there, sys.executable, "-m", "baton.cli.main", *command]
                 process = subprocess.Popen(words, stdout=sink, stderr=subprocess.STDOUT, env=environ)
@@ -296,6 +307,10 @@ class Stack:
                 raise AssertionError(f"{name} exited with {service.process.returncode}\n{service.tail()}")
 
 
+def is_bootstrap(name: str) -> bool:
+    return name.partition("-")[0] == "bootstrap"
+
+
 @contextmanager
 def running_stack(
     model: str,
@@ -304,6 +319,7 @@ def running_stack(
     decode: Sequence[Mapping[str, str]] = ({},),
     both: Sequence[Mapping[str, str]] = (),
     bootstrap: Mapping[str, str] | None = None,
+    bootstraps: int = 1,
     environ: Mapping[str, str] | None = None,
     hosts: Hosts | None = None,
     by_commands: bool = False,
@@ -317,14 +333,17 @@ def running_stack(
     with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
         stack = Stack(model, Path(folder), common, environ or {}, hosts=hosts, by_commands=by_commands)
         try:
-            stack.start_bootstrap(**{"lease_ms": "10000", **(bootstrap or {})})
+            common_flags = {"lease_ms": "10000", **(bootstrap or {})}
+            stack.start_bootstrap(**common_flags)
+            further = [stack.add_bootstrap(**common_flags) for _ in range(1, bootstraps)]
             for index, flags in enumerate(prefill):
                 stack.start_worker("prefill", f"prefill-{index}", **flags)
             for index, flags in enumerate(decode):
                 stack.start_worker("decode", f"decode-{index}", **flags)
             for index, flags in enumerate(both):
                 stack.start_both(f"worker-{index}", **flags)
-            stack.wait_ready(len(prefill) + len(decode) + 2 * len(both))
+            for url in ("", *(each.http for each in further)):
+                stack.wait_ready(len(prefill) + len(decode) + 2 * len(both), url)
             yield stack
         finally:
             for service in stack.services.values():

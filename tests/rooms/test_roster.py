@@ -2,21 +2,32 @@
 
 import pytest
 
-from baton.ids import RoomId
+from baton.ids import NO_OPENER, Opener, RoomId
 from baton.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from baton.rooms.evidence import Connected, Failed, Finished
 from baton.rooms.phases import Phase, Vote
 from baton.rooms.receiver import Receiver
-from baton.rooms.roster import TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
+from baton.rooms.roster import FOREIGN, TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
 from tests.rooms.group import receiver
 
 GONE = Cause(Reason.CLIENT_GONE, "hung up")
 PLENTY = Capacity(pages=(1000,), slots=1000)
 
 
-def opened(roster: Roster[Receiver], room: int, *, needed: int = 1, now_ms: int = 0) -> Receiver:
+OURS, THEIRS = Opener(11), Opener(22)
+
+
+def opened(
+    roster: Roster[Receiver], room: int, *, needed: int = 1, now_ms: int = 0, opener: Opener = NO_OPENER
+) -> Receiver:
     name = RoomId(room)
-    return roster.open(name, lambda place: receiver(name, place, needed=needed, now_ms=now_ms), now_ms)
+
+    def make(place: int) -> Receiver:
+        made = receiver(name, place, needed=needed, now_ms=now_ms)
+        made.opener = opener
+        return made
+
+    return roster.open(name, make, now_ms)
 
 
 def waiting(roster: Roster[Receiver], room: int, needed: int) -> Receiver:
@@ -120,6 +131,53 @@ def test_a_cancel_of_a_retired_room_leaves_it_retired() -> None:
     assert roster.retired(RoomId(7))
     with pytest.raises(RoomExists):
         opened(roster, 7)
+
+
+def test_a_cancel_of_a_retired_room_is_for_no_later_room_of_that_id() -> None:
+    roster = Roster[Receiver](1)
+    opened(roster, 7)
+    roster.retire(RoomId(7), 0)
+    roster.cancel(RoomId(7), GONE, 10)
+    assert opened(roster, 7, now_ms=TOMBSTONE_MS).cause is None
+
+
+def test_opener_owns_a_cancel_of_another_router_is_counted_and_changes_nothing() -> None:
+    roster = Roster[Receiver](1)
+    room = opened(roster, 7, opener=OURS)
+    assert not roster.cancel(RoomId(7), GONE, 0, THEIRS)
+    assert not roster.cancel(RoomId(7), GONE, 0)
+    assert room.cause is None
+    assert roster.dropped == {FOREIGN: 2}
+    assert roster.cancel(RoomId(7), GONE, 0, OURS)
+    assert room.cause == GONE
+
+
+def test_opener_owns_a_remembered_cancel_is_for_rooms_of_its_router() -> None:
+    roster = Roster[Receiver](1)
+    roster.cancel(RoomId(7), GONE, 0, THEIRS)
+    assert opened(roster, 7, opener=OURS).cause is None
+    roster.retire(RoomId(7), 0)
+    roster.cancel(RoomId(8), Cause(Reason.CANCELLED, "theirs"), 0, THEIRS)
+    roster.cancel(RoomId(8), GONE, 0, OURS)
+    assert opened(roster, 8, opener=OURS).cause == GONE
+
+
+def test_opener_owns_an_id_is_open_once_whoever_opens_it() -> None:
+    roster = Roster[Receiver](2)
+    opened(roster, 7, opener=OURS)
+    with pytest.raises(RoomExists):
+        opened(roster, 7, opener=THEIRS)
+    assert roster.get(RoomId(7)).opener == OURS
+    roster.retire(RoomId(7), 0)
+    with pytest.raises(RoomExists):
+        opened(roster, 7, opener=THEIRS)
+
+
+def test_a_room_without_an_opener_obeys_every_router() -> None:
+    roster = Roster[Receiver](1)
+    room = opened(roster, 7)
+    assert roster.cancel(RoomId(7), GONE, 0, THEIRS)
+    assert room.cause == GONE
 
 
 def test_exact_match_a_cancel_ends_one_room() -> None:

@@ -9,7 +9,7 @@ from baton.cli.main import KNOWN
 from baton.decode.settings import DecodeSettings
 from baton.launch.ready_lines import ready_lines
 from baton.launch.serve_settings import load_serve
-from baton.launch.stack_plan import Operators, StackCommand, StackPlan, make_plan
+from baton.launch.stack_plan import BootstrapPorts, Operators, StackCommand, StackPlan, make_plan
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError
 from baton.runtime.settings import load
@@ -20,7 +20,7 @@ KEY, OTHER, ADMIN = "sk-one-0123456789", "sk-two-0123456789", "sk-admin-01234567
 
 
 def planned(flags: dict[str, str | None], environ: dict[str, str]) -> StackPlan:
-    return make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1], 8123)
+    return make_plan(load_serve(flags, environ, KNOWN), flags, environ, [0, 1], [BootstrapPorts(8123)])
 
 
 def named(part: StackCommand) -> dict[str, str | None]:
@@ -54,7 +54,7 @@ def test_the_api_may_have_a_certificate_from_elsewhere(ours: Path, strangers: Pa
 def test_with_certificates_workers_register_where_the_api_is(ours: Path) -> None:
     plan = planned({"tls_dir": str(ours), "host": "192.0.2.7"}, {})
     assert load(BootstrapSettings, named(plan.bootstrap), {}).grpc_host == "192.0.2.7"
-    assert plan.bootstrap_address == "192.0.2.7:8123"
+    assert plan.bootstrap_addresses == ("192.0.2.7:8123",)
 
 
 def test_files_that_are_not_in_the_directory_are_named(tmp_path: Path) -> None:

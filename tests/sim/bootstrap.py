@@ -27,8 +27,7 @@ from tests.sim.checks import may_be_lost
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import CONTEXT, WHOLE
 from tests.sim.loop import SimulatedProcess
-from tests.sim.rank import World
-from tests.sim.worker import BOOTSTRAP
+from tests.sim.rank import World, bootstrap_name
 
 LEASE_MS: Final = 1_000
 QUEUE_MS: Final = 8_000
@@ -64,9 +63,12 @@ class WatchedRooms(RoomController):
 
 
 class SimulatedBootstrap:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, number: int = 0) -> None:
         self._world = world
-        self.process = SimulatedProcess(world.loop, "bootstrap", "bootstrap")
+        self.number = number
+        self.name = bootstrap_name(number)
+        address = world.bootstraps[number]
+        self.process = SimulatedProcess(world.loop, self.name, self.name)
         self.clock = SkewedClock(world.loop)
         self._channels = Channels(lambda address, _: Channel(world.network, address))
         self.metrics = CollectorRegistry()
@@ -93,9 +95,9 @@ class SimulatedBootstrap:
         self.metrics.register(RegistryCollector(self.registry, *queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
         self.canary = Canary(self.rooms, self.backend, CANARY)
-        self.server = SimulatedServer(world.network, self.process, BOOTSTRAP)
+        self.server = SimulatedServer(world.network, self.process, address)
         self._hearing = AcceptProbe(
-            lambda: self._channels.to(BOOTSTRAP, ServiceRole.BOOTSTRAP),
+            lambda: self._channels.to(address, ServiceRole.BOOTSTRAP),
             lambda: self.server.accepted,
             self.clock,
         )

@@ -35,6 +35,8 @@ TROUBLE: Final = DEATHS | SILENCE | LOSSES | {"bootstrap crash"}
 HUSHED: Final = SILENCE - {STALL} | LOSSES | {"bootstrap crash"}
 """Troubles that keep a worker's messages from the bootstrap. Delays are not among them."""
 
+FULL: Final = "places for rooms are taken"
+
 QUIET: Final = DEATHS - {"rank pause"} | WRITES | FLIPS | {"step failed", "rank abort", "cancel", "storm"}
 """Troubles that keep no news from anyone."""
 
@@ -118,8 +120,9 @@ def may_be_lost(world: World, incarnation: Incarnation) -> bool:
 def deaf(platform: "Platform", now_s: float, known_s: dict[int, float]) -> list[tuple[str, int]]:
     """Rooms that failed, and wait on although their peer is known to be gone, while nothing keeps the news
     from reaching their worker (`terminal-reaches-peer`). `known_s`: since when, kept from call to call."""
-    for incarnation in platform.bootstrap.registry.departed():
-        known_s.setdefault(incarnation, now_s)
+    for bootstrap in platform.present:
+        for incarnation in bootstrap.registry.departed():
+            known_s.setdefault(incarnation, now_s)
     return [
         (f"{worker.name}: room {room.id} waits for a proof, and its peer was known to be gone", room.id)
         for worker in platform.running()
@@ -133,6 +136,9 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
     invariant, a text, the room."""
     found: list[tuple[str, str, int]] = []
     for bootstrap in platform.bootstraps:
+        own = Counter(faults)
+        if len(platform.present) > 1 and bootstrap.number not in platform.crashed:
+            del own["bootstrap crash"]  # of another one, which takes none of these rooms along
         for entry in bootstrap.registry.rooms():
             cause = entry.cause
             if cause is not None and cause.reason is Reason.LOCAL:
@@ -141,10 +147,12 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
             if _is_handed_over_at_home(entry):
                 text = f"room {entry.id} is handed over within one process"
                 found.append(("kept-at-home", text, entry.id))
-            if cause is None or not entry.has_failed or explained(cause.reason.value, faults):
+            if cause is None or not entry.has_failed or explained(cause.reason.value, own):
                 continue
+            if len(platform.present) > 1 and FULL in cause.text:
+                continue  # by rooms of another bootstrap, which this one learns of later
             text = f"room {entry.id} failed, and nothing that happened explains it: {cause.reason.value}"
-            found.append((broken_by(cause.reason.value, faults), f"{text}: {cause.text}", entry.id))
+            found.append((broken_by(cause.reason.value, own), f"{text}: {cause.text}", entry.id))
     return found
 
 
@@ -225,20 +233,19 @@ def dirty(platform: "Platform") -> list[str]:
 def unrest(platform: "Platform") -> list[str]:
     """Return what is not as it was before the first room (`zero-at-idle`)."""
     found = []
-    bootstrap = platform.bootstrap
-    if not bootstrap.process.dead:
-        rooms = bootstrap.rooms
-        found += _held("bootstrap", "open rooms", bootstrap.registry.open_count())
-        found += _held("bootstrap", "queued requests", rooms.admission.queued())
-        found += _held("bootstrap", "watchers", len(rooms.timelines.watchers))
-        found += _held("bootstrap", "followed rooms", len(rooms.followers))
-        found += _held("bootstrap", "rooms that workers may hold", rooms.streams.over())
-        found += _held("bootstrap", "rooms on links", rooms.streams.rooms())
+    for bootstrap in platform.living():
+        rooms, name = bootstrap.rooms, bootstrap.name
+        found += _held(name, "open rooms", bootstrap.registry.open_count())
+        found += _held(name, "queued requests", rooms.admission.queued())
+        found += _held(name, "watchers", len(rooms.timelines.watchers))
+        found += _held(name, "followed rooms", len(rooms.followers))
+        found += _held(name, "rooms that workers may hold", rooms.streams.over())
+        found += _held(name, "rooms on links", rooms.streams.rooms())
         for known in bootstrap.registry.workers():
-            found += _held("bootstrap", f"rooms of {known.facts.name}", len(known.rooms))
-            found += _held("bootstrap", f"tokens of {known.facts.name}", known.tokens)
+            found += _held(name, f"rooms of {known.facts.name}", len(known.rooms))
+            found += _held(name, f"tokens of {known.facts.name}", known.tokens)
         found += _gauges(
-            "bootstrap", bootstrap.metrics, ("baton_workers", "baton_workers_weight", "baton_alone_workers")
+            name, bootstrap.metrics, ("baton_workers", "baton_workers_weight", "baton_alone_workers")
         )
     for worker in platform.running():
         found += _worker(worker)

@@ -185,10 +185,11 @@ class Faults:
         server.late_s = 0.0
 
     async def _crash_bootstrap(self) -> None:
-        if not self._platform.bootstrap.process.dead:
+        if living := self._platform.living():
             down_s = self._random.uniform(0.05, 2.0)
-            self._note("bootstrap crash", f"for {down_s:.2f} s")
-            self._platform.crash_bootstrap(down_s)
+            which = self._random.choice(living) if len(living) > 1 else living[0]
+            self._note("bootstrap crash", f"{which.name} for {down_s:.2f} s")
+            self._platform.crash_bootstrap(down_s, which.number)
 
     async def _pause_bootstrap(self) -> None:
         process = self._platform.bootstrap.process

@@ -16,7 +16,7 @@ from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.calls import Channel
 from tests.sim.loop import SimulatedProcess
 from tests.sim.rank import WorkerShape, World
-from tests.sim.worker import BOOTSTRAP, LEFT, SimulatedWorker
+from tests.sim.worker import LEFT, SimulatedWorker
 
 REPORT_TRIES: Final = 3
 
@@ -42,35 +42,56 @@ class Platform:
         self._processes += [(f"prefill-{number}", f"decode-{number}") for number in range(shape.both)]
         self.everyone: list[SimulatedWorker] = []
         """Every incarnation of a worker that ever existed."""
-        self.bootstrap = SimulatedBootstrap(world)
-        self.bootstraps = [self.bootstrap]
+        self.present = [SimulatedBootstrap(world, number) for number in range(world.shape.bootstraps)]
+        """The present incarnation of each bootstrap. It may have ended."""
+        self.bootstraps = list(self.present)
+        """Every incarnation of a bootstrap that ever existed."""
+        self.crashed: set[int] = set()
+        """Numbers of bootstraps that ever crashed."""
         self.bootstrap_up = asyncio.Event()
         self._ended: set[int] = set()
         """Processes, by their numbers."""
 
     def start(self) -> None:
-        self.start_bootstrap()
+        for number in range(len(self.present)):
+            self.start_bootstrap(number)
         for names in sorted(self._processes, key=lambda names: list(self._stack).index(names[0])):
             self._start_process(names)
 
-    def start_bootstrap(self) -> None:
-        if self.bootstrap.process.dead:
-            self.bootstrap = SimulatedBootstrap(self._world)
-            self.bootstraps.append(self.bootstrap)
-        self.bootstrap.start()
+    @property
+    def bootstrap(self) -> SimulatedBootstrap:
+        """Return the first bootstrap."""
+        return self.present[0]
+
+    def living(self) -> list[SimulatedBootstrap]:
+        """Return the bootstraps that run or are paused."""
+        return [each for each in self.present if not each.process.dead]
+
+    def start_bootstrap(self, number: int) -> None:
+        if self.present[number].process.dead:
+            self.present[number] = SimulatedBootstrap(self._world, number)
+            self.bootstraps.append(self.present[number])
+        self.present[number].start()
         self.bootstrap_up.set()
 
-    def crash_bootstrap(self, down_s: float) -> None:
-        self.bootstrap_up.clear()
-        self.bootstrap.crash()
-        self._world.loop.call_later(down_s, self.start_bootstrap)
+    def crash_bootstrap(self, down_s: float, number: int = 0) -> None:
+        self.crashed.add(number)
+        self.present[number].crash()
+        if not self.living():
+            self.bootstrap_up.clear()
+        self._world.loop.call_later(down_s, self.start_bootstrap, number)
 
     def running(self) -> list[SimulatedWorker]:
         return [worker for worker in self.workers.values() if not worker.over]
 
     def all_ready(self) -> bool:
-        """Return whether every worker holds a lease and has passed its canary."""
-        states = {w.facts.incarnation: w.state.value for w in self.bootstrap.registry.workers()}
+        """Return whether every worker holds a lease at each bootstrap and has passed its canaries."""
+        return all(map(self._all_ready_at, self.present))
+
+    def _all_ready_at(self, bootstrap: SimulatedBootstrap) -> bool:
+        states = {w.facts.incarnation: w.state.value for w in bootstrap.registry.workers()}
+        if bootstrap.process.dead:
+            return False  # what it knew is out of date
         return all(not w.over and states.get(w.incarnation) == "ready" for w in self.workers.values())
 
     def sides_of(self, worker: SimulatedWorker) -> list[SimulatedWorker]:
@@ -104,13 +125,14 @@ class Platform:
         if self._random.random() < self._world.shape.troubles.told_share:
             after_s = self._random.uniform(0.0, 0.2)
             for each in sides:
-                self._process.spawn(self._report(each, after_s))
+                for address in self._world.bootstraps:
+                    self._process.spawn(self._report(each, after_s, address))
         names = tuple(each.name for each in sides)
         self._world.loop.call_later(self._random.uniform(0.05, 2.5), self._start_process, names)
 
-    async def _report(self, worker: SimulatedWorker, after_s: float) -> None:
+    async def _report(self, worker: SimulatedWorker, after_s: float, address: str) -> None:
         await asyncio.sleep(after_s)
-        stub = workers_pb2_grpc.WorkerRegistryStub(Channel(self._world.network, BOOTSTRAP))
+        stub = workers_pb2_grpc.WorkerRegistryStub(Channel(self._world.network, address))
         request = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid, secret=worker.exit_secret)
         for _ in range(REPORT_TRIES):
             try:

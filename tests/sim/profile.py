@@ -96,6 +96,7 @@ class Profile:
     """Priority classes of requests. The lowest is served first."""
     local: float = 0.0
     """Share of rooms that decode's leader claims to compute itself."""
+    bootstraps: int = 1
     both: int = 0
     """Number of pairs of workers that share one process each, the first ones."""
     drafts_by: int = 0
@@ -139,6 +140,7 @@ NAMES: Final = (
     "drafts",
     "local",
     "both",
+    "routers",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """Kinds of trouble that "everything" combines."""
@@ -203,6 +205,14 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "skew": (False, True),
         "hangup_share": (0.0, 0.3),
     },
+    # Two bootstraps over the same workers. One that dies takes its own rooms along, and no others.
+    "routers": {
+        "bootstrap_crashes": (1, 2, 3),
+        "crashes": (0, 0, 1),
+        "told_share": (0.0, 1.0),
+        "drains": (0, 0, 1),
+        "hangup_share": (0.0, 0.3),
+    },
     "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
 """Values that each kind of seed draws from, by field."""
@@ -223,6 +233,7 @@ STAGELESS: Final = (ONE, Topology(2), Topology(4))
 """Topologies of a decode worker. None has pipeline stages, since the page sums of stages would have to be
 told apart."""
 SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "routers": {"bootstraps": (2, 2, 3)},
     "choices": {"several": (0.5, 0.9)},
     "drafts": {
         "drafts_by": (2, 8),

@@ -1,6 +1,7 @@
 """One rank's process of a worker, wired of the product's own parts as `wiring.py` wires them."""
 
 import random
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,7 @@ from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.prefill_peers import FollowerPeers, LeaderPeers
 from baton.handover.receiving_side import ReceivingSide
-from baton.ids import Incarnation, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener, RoomId
 from baton.pages.layout import KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.parallel.rank_group import RankGroup
@@ -66,6 +67,10 @@ LOOK_S: Final = 0.01
 """Seconds between polls of what wakes no task. Production polls more often. Each poll costs a turn."""
 
 
+def bootstrap_name(number: int) -> str:
+    return f"bootstrap-{number}" if number else "bootstrap"
+
+
 @dataclass(slots=True)
 class World:
     """The world of all processes."""
@@ -86,6 +91,11 @@ class World:
 
     def __post_init__(self) -> None:
         self.model = SimulatedModel(self.whole)
+
+    @property
+    def bootstraps(self) -> list[str]:
+        """Return the addresses of all bootstraps."""
+        return [f"{bootstrap_name(number)}:8100" for number in range(self.shape.bootstraps)]
 
     @property
     def whole(self) -> KvLayout:
@@ -126,12 +136,16 @@ class Outside:
     incarnation: Incarnation
     name: str
     channels: Channels
-    bootstrap: str
     credential: bytes
 
     def reporter(self, clock: SkewedClock) -> Reporter:
-        channel = self.channels.to(self.bootstrap, ServiceRole.BOOTSTRAP)
-        return Reporter(channel, self.incarnation, self.name, clock, credential=self.credential)
+        return Reporter(
+            lambda address: self.channels.to(address, ServiceRole.BOOTSTRAP),
+            self.incarnation,
+            self.name,
+            clock,
+            credential=self.credential,
+        )
 
     def peers(self, ports: RankPorts) -> LeaderPeers:
         return LeaderPeers(ports, self.channels, secret_of(self.incarnation), CONNECT_S)
@@ -163,7 +177,11 @@ class SilentReporter(Reporter):
     def __init__(self) -> None:
         self.dropped = 0
 
-    def opened(self, room: RoomId, request: Request) -> None: ...
+    def use(
+        self, routers: Mapping[Opener, str], gone: Collection[Opener] = (), *, is_only_one: bool = False
+    ) -> None: ...
+
+    def opened(self, room: RoomId, request: Request, opener: Opener = NO_OPENER) -> None: ...
 
     def failed(self, room: RoomId, cause: Cause) -> None: ...
 

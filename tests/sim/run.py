@@ -15,6 +15,7 @@ from baton.api.backend import Hangup, RoomFailed
 from baton.fleet.need import Need
 from baton.fleet.worker_record import Worker
 from baton.rooms.phases import Side
+from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.checks import QUIET, amplified, deaf, dirty, mistaken, unexplained, unrest
 from tests.sim.clients import Clients, make_request
 from tests.sim.engine import StepFault, answer
@@ -177,11 +178,11 @@ class _Scene:
         ends = loop.time() + READY_S
         while not self._platform.all_ready():
             if loop.time() > ends:
-                workers = self._platform.bootstrap.registry.workers()
-                states = {worker.facts.name: worker.state.value for worker in workers}
-                problem = self._platform.bootstrap.canary.problem
-                text = f"not all workers are ready {when}: {states}, canary: {problem}"
-                self._violate("reconnect", text)
+                for bootstrap in self._platform.present:
+                    workers = bootstrap.registry.workers()
+                    states = {worker.facts.name: worker.state.value for worker in workers}
+                    text = f"not all workers are ready {when}: {states}, canary: {bootstrap.canary.problem}"
+                    self._violate("reconnect", text)
                 return False
             await asyncio.sleep(0.1)
         return True
@@ -195,17 +196,18 @@ class _Scene:
 
     async def _last_requests(self) -> None:
         """Send a last request to every pair, each of which has to serve."""
-        bootstrap = self._platform.bootstrap
-        workers = bootstrap.registry.workers()
         draw = random.Random(1)
-        for prefill in [each for each in workers if each.facts.side is Side.PREFILL]:
-            for decode in [each for each in workers if each.facts.side is Side.DECODE]:
-                await bootstrap.process.spawn(self._last(draw, (prefill, decode)))
+        for bootstrap in self._platform.present:
+            workers = bootstrap.registry.workers()
+            for prefill in [each for each in workers if each.facts.side is Side.PREFILL]:
+                for decode in [each for each in workers if each.facts.side is Side.DECODE]:
+                    await bootstrap.process.spawn(self._last(draw, bootstrap, (prefill, decode)))
 
-    async def _last(self, draw: random.Random, pair: tuple[Worker, Worker]) -> None:
+    async def _last(
+        self, draw: random.Random, bootstrap: SimulatedBootstrap, pair: tuple[Worker, Worker]
+    ) -> None:
         for attempt in range(LAST_TRIES):
             request = make_request(draw, draw.getrandbits(60), replace(self._world.shape, several=0.0))
-            bootstrap = self._platform.bootstrap
             need = Need(request.prefill_tokens, request.tokens_max)
             entry = bootstrap.rooms.admission.open_on(request.request_id, pair, need)
             stream = bootstrap.backend.follow(entry, request)

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from baton.decode.decode_service import DecodeService
 from baton.decode.decode_work import DecodeWork
 from baton.decode.prefill_peers import Peers
-from baton.ids import Incarnation
+from baton.ids import Incarnation, Opener
 from baton.pages.record import SCHEMA_HASH
 from baton.parallel.rank_group import GroupBroken
 from baton.prefill.prefill_service import HandoverService, PrefillService
@@ -24,8 +24,11 @@ from baton.wire.errors import Draining
 from baton.wire.layout_messages import layout_to_wire
 from baton.wire.liveness import PresenceService
 from baton.wire.receiver_secret import digest_of
+from baton.wire.registration import routers_to_wire
 from baton.wire.service_role import ServiceRole
 from baton.wire.worker_credential import incarnation_of
+from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
+from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases
 from baton.worker.lifecycle.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from baton.worker.reporter import Reporter
@@ -38,13 +41,20 @@ from tests.sim.slowness import BusyWork, CoreClock, QueuedArrivals, SlowGroup
 from tests.support.loopback import Loopback
 from tests.wire.receivers import decode_peer
 
-BOOTSTRAP: Final = "bootstrap:8100"
 DRAIN_MS: Final = 20_000
 GRACE_S: Final = 1.5
 """Seconds that the platform leaves the other ranks after one has ended, so that they report the cause."""
 KILL_S: Final = 0.05
 LEFT: Final = "left"
 """Reason of the end of a worker that was not lost."""
+
+
+class FixedAddresses(BootstrapAddresses):
+    """Addresses of the simulation's bootstraps, which are names of its hosts, and are not looked up."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        super().__init__(addresses)
+        self._names.clear()
 
 
 class SimulatedWorker:
@@ -82,7 +92,7 @@ class SimulatedWorker:
         slow = set(rng.sample(range(self._meeting.size), late))
         self.ranks: list[Rank] = []
         self.channels = Channels(lambda address, _: Channel(world.network, address))
-        outside = Outside(self.incarnation, name, self.channels, BOOTSTRAP, self._credential)
+        outside = Outside(self.incarnation, name, self.channels, self._credential)
         for rank, group in enumerate(self._meeting.groups()):
             self.ranks.append(
                 make_rank(
@@ -172,14 +182,7 @@ class SimulatedWorker:
         """Serve like `WorkerHost.serve`."""
         self._add_services()
         leader, loop = self.leader, asyncio.get_running_loop()
-        lease = LeaseKeeper(
-            self.channels.to(BOOTSTRAP, ServiceRole.BOOTSTRAP),
-            self._registration(),
-            self._departed,
-            lambda _: None,
-            self.work.holds,
-            turns=lambda: self._progress.turn,
-        )
+        lease = BootstrapLeases(FixedAddresses(self._world.bootstraps), self._make_keeper, self._use_routers)
         self.reporter.load = self.work.load
         self._server.open()
         turns = loop.create_task(self._turns(leader))
@@ -198,7 +201,22 @@ class SimulatedWorker:
             await self._break_off(lease, error)
             raise
 
-    async def _break_off(self, lease: LeaseKeeper, error: Exception) -> None:
+    def _make_keeper(self, address: str, on_opener: Callable[[Opener, Opener], None]) -> LeaseKeeper:
+        return LeaseKeeper(
+            self.channels.to(address, ServiceRole.BOOTSTRAP),
+            self._registration(),
+            self._departed,
+            lambda _: None,
+            self.work.holds,
+            lambda: self._progress.turn,
+            on_opener,
+        )
+
+    def _use_routers(self, routers: Mapping[Opener, str], gone: Sequence[Opener]) -> None:
+        message = routers_to_wire(routers, gone, is_only_one=False)
+        self.leader.mailbox.put(group_pb2.Command(bootstraps=message))
+
+    async def _break_off(self, lease: BootstrapLeases, error: Exception) -> None:
         """Break off like `WorkerHost`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):

@@ -5,24 +5,24 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from baton.ids import RoomId
+from baton.ids import Opener, RoomId
 from baton.rooms.errors import Refusal, RoomExists
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.worker.callers import Callers
 from baton.worker.mailbox import Mailbox
 
-ROOM = RoomId(7)
+ROOM, OPENER = RoomId(7), Opener(77)
 RUN = group_pb2.Command(run=inference_pb2.RunRoomRequest(room=ROOM))
 
 
 class Bench:
     def __init__(self) -> None:
         self.box = Mailbox()
-        self.callers: Callers[str] = Callers(self.box, ())
+        self.callers: Callers[str] = Callers(self.box, lambda _room, _opener: False)
         self.heard: list[str] = []
 
     async def call(self) -> None:
-        async with self.callers.calling(ROOM, RUN, 3) as replies:
+        async with self.callers.calling(ROOM, OPENER, RUN, 3) as replies:
             while self.heard[-1:] != ["over"]:
                 self.heard.append(await replies.get())
 
@@ -33,6 +33,7 @@ class Bench:
 
     def taken(self) -> list[str | None]:
         commands = group_pb2.Commands.FromString(self.box.take()).commands
+        assert {each.cancel.opener for each in commands if each.HasField("cancel")} <= {OPENER}
         return [command.WhichOneof("what") for command in commands]
 
 
@@ -93,7 +94,7 @@ async def test_a_generator_that_is_closed_cancels_its_room() -> None:
     at = Bench()
 
     async def handler() -> AsyncGenerator[str, None]:
-        async with at.callers.calling(ROOM, RUN, 3) as replies:
+        async with at.callers.calling(ROOM, OPENER, RUN, 3) as replies:
             while True:
                 yield await replies.get()
 

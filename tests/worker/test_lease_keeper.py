@@ -36,6 +36,11 @@ class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     weight: int | None = None
     """Prefill weight of the worker's process that replies to renewals tell, or None."""
     registered: list[workers_pb2.RegisterRequest] = field(default_factory=list)
+    opener: int = 0
+    rooms: int = 0
+    """Rooms for which the bootstrap waits when it is asked to open no more."""
+    entered: list[int] = field(default_factory=list)
+    """Highest ids that renewals reported."""
 
     async def Register(self, request: Any, context: Any) -> workers_pb2.RegisterReply:  # noqa: N802
         async with errors_as_status(context):
@@ -44,24 +49,29 @@ class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             if self.refusals:
                 raise self.refusals.pop(0)
         self.known = True
-        return workers_pb2.RegisterReply(lease_ms=150)
+        return workers_pb2.RegisterReply(lease_ms=150, opener=self.opener)
 
     async def Renew(self, request: Any, context: Any) -> workers_pb2.RenewReply:  # noqa: N802
         async with errors_as_status(context):
             self.calls.append("renew")
             self.turns_ms.append(request.turn_ms)
+            self.entered.append(request.load.entered)
             departed = list(self.departed)
             if self.held_up is not None:
                 await self.held_up.wait()
             if not self.known:
                 raise UnknownWorker("who?")
         return workers_pb2.RenewReply(
-            lease_ms=150, departed=departed, unproven=self.unproven, prefill_weight=self.weight
+            lease_ms=150,
+            departed=departed,
+            unproven=self.unproven,
+            prefill_weight=self.weight,
+            opener=self.opener,
         )
 
     async def Drain(self, request: Any, context: Any) -> workers_pb2.DrainReply:  # noqa: N802
         self.calls.append("drain")
-        return workers_pb2.DrainReply()
+        return workers_pb2.DrainReply(rooms=self.rooms)
 
     async def Leave(self, request: Any, context: Any) -> workers_pb2.LeaveReply:  # noqa: N802
         self.calls.append("leave")

@@ -18,6 +18,7 @@ from baton.wire.channel import Channels, open_thread_channel
 from baton.wire.errors import KIND_KEY
 from baton.wire.run_token import KEY as RUN_TOKEN
 from baton.wire.service_role import ServiceRole
+from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 from baton.worker.lifecycle.lease_thread import LeaseThread
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
@@ -107,12 +108,12 @@ class LeaseHolder:
 async def keeping(address: str, channels: Channels | None = None) -> AsyncIterator[LeaseHolder]:
     found: list[LeaseHolder] = []
     lease = LeaseThread(
-        address,
+        BootstrapAddresses(address.split(",")),
         Channels.showing(None, "sesame", open_thread_channel) if channels is None else channels,
         workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1")),
         lambda gone: found[0].departed.extend(gone),
         lambda held: found[0].tries.append(held),
-        lambda: workers_pb2.RenewRequest(
+        lambda _: workers_pb2.RenewRequest(
             census=workers_pb2.WorkerCensus(turns=found[0].turns if found else 0)
         ),
         lambda: found[0].turns,

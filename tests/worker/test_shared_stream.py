@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.ids import Incarnation, RoomId
+from baton.ids import Incarnation, Opener, RoomId
 from baton.rooms.errors import Cause, Reason, Refusal, RoomExists
 from baton.rooms.request import SCORES_MAX, Score
 from baton.wire.baton.v1 import group_pb2, inference_pb2
@@ -36,8 +36,11 @@ class Bench:
 
     def __init__(self) -> None:
         self.box = Mailbox()
-        self.here: set[RoomId] = set()
-        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(self.box, self.here)
+        self.here: set[tuple[RoomId, Opener]] = set()
+        self.callers: Callers[inference_pb2.RunRoomReply] = Callers(self.box, lambda *room: room in self.here)
+        self.opener = Opener(77)
+        self.cancels: list[tuple[int, int]] = []
+        """Rooms that were cancelled, each with the opener that cancelled it."""
         self.requests: asyncio.Queue[inference_pb2.RunRoomsRequest | Exception | None] = asyncio.Queue()
         self.most = MOST
         """Most replies of a room."""
@@ -53,10 +56,11 @@ class Bench:
         self.read.set()
 
     def ask(self, *rooms: int, over: tuple[int, ...] = (), incarnation: Incarnation = MINE) -> None:
-        opened = [inference_pb2.RunRoomRequest(room=room) for room in rooms]
+        opened = [inference_pb2.RunRoomRequest(room=room, opener=self.opener) for room in rooms]
         cause = cause_to_wire(Cause(Reason.CANCELLED, "as it is told"))
         cancel = [
-            inference_pb2.CancelRequest(room=room, incarnation=incarnation, cause=cause) for room in over
+            inference_pb2.CancelRequest(room=room, incarnation=incarnation, cause=cause, opener=self.opener)
+            for room in over
         ]
         self.requests.put_nowait(inference_pb2.RunRoomsRequest(open=opened, cancel=cancel))
 
@@ -69,7 +73,9 @@ class Bench:
             if what == "run" and error is None and (voice := self.callers.take(room)) is not None:
                 voice.put_nowait(ACCEPTED)
                 self.voices[room] = voice
-                self.here.add(room)
+                self.here.add((room, Opener(command.run.opener)))
+            if what == "cancel":
+                self.cancels.append((room, command.cancel.opener))
             self.box.answer(error)
             taken.append((what, int(room)))
         return taken
@@ -289,6 +295,31 @@ async def test_room_unique_a_second_opening_of_a_room_takes_nothing_from_the_fir
         at.voices[1].put_nowait(OVER)
         await steps()
         assert [line for message in at.messages for line in message] == [(1, "accepted"), (1, "outcome")]
+
+
+async def test_opener_owns_a_room_of_another_opener_is_absent_for_this_one() -> None:
+    async with stream() as (at, _):
+        at.here.add((RoomId(1), Opener(88)))
+        at.ask(2, over=(1,))
+        await steps()
+        at.turn()
+        await steps()
+        at.ask(over=(2,))
+        await steps()
+        at.turn()
+        await steps()
+        assert at.absent == [1], "the second one is here"
+
+
+async def test_opener_owns_a_stream_that_ends_cancels_its_rooms_in_its_openers_name() -> None:
+    async with stream() as (at, task):
+        at.ask(1)
+        await steps()
+        at.turn()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        at.turn()
+        assert at.cancels == [(1, at.opener)]
 
 
 async def test_what_else_a_message_asks_for_enters_behind_the_rooms_that_it_opens() -> None:

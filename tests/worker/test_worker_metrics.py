@@ -74,7 +74,7 @@ def test_a_lease_that_is_held_and_one_that_is_not_are_counted_apart(
     metrics: WorkerMetrics, registry: CollectorRegistry
 ) -> None:
     for held in (False, True, True):
-        metrics.lease_tried(held)
+        metrics.leases.tried(held)
     assert registry.get_sample_value("baton_lease_renewals_total") == 2
     assert registry.get_sample_value("baton_lease_failures_total") == 1
 

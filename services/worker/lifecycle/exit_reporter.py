@@ -1,4 +1,4 @@
-"""Report of a worker process's exit to the bootstrap, made by the next process if no supervisor makes it.
+"""Report of a worker process's exit to all bootstraps, made by the next process if no supervisor makes it.
 
 With `--exit-file` a process draws a secret for its own exit and stores it. The next process gets the lock of
 the file once this one has ended, and reports the exit (`baton.runtime.exit_file`).
@@ -15,8 +15,9 @@ from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
 from baton.runtime.logging import Log
 from baton.runtime.worker_settings import WorkerSettings
 from baton.wire.errors import RemoteError
-from baton.wire.exit_report import report_exit
+from baton.wire.exit_report import report_exit_to_all
 from baton.wire.receiver_secret import digest_of, draw_secret
+from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 
 log = Log(__name__)
 
@@ -67,10 +68,12 @@ class ExitReporter:
 
 
 def reporter_of(settings: WorkerSettings) -> Report:
-    """Return a function that reports exits of processes to the bootstrap that these settings name."""
+    """Return a function that reports exits of processes to all bootstraps that these settings name."""
+    addresses = BootstrapAddresses(settings.bootstrap)
 
     async def report(name: str, pid: int, secret: bytes) -> None:
-        await report_exit(settings.bootstrap, settings.tls, settings.run_token, name, pid, secret)
+        present = await addresses.look_up()
+        await report_exit_to_all(present, settings.tls, settings.run_token, name, pid, secret)
 
     return report
 
@@ -78,8 +81,8 @@ def reporter_of(settings: WorkerSettings) -> Report:
 async def report_previous(
     file: ExitFile, report: Report, pause_s: float = PAUSE_S, tries: int = TRIES
 ) -> None:
-    """Report the exit of each earlier process in the file. Each report is repeated until the bootstrap
-    answers. A refusal counts as an answer, and is logged.
+    """Report the exit of each earlier process in the file. Each report is repeated until all bootstraps have
+    answered. A refusal counts as an answer, and is logged.
 
     `pause_s`: seconds between two attempts. `tries`: most attempts for each exit.
     """

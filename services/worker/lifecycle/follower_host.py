@@ -1,8 +1,8 @@
 """Process of a rank that does not lead its worker. It takes turns with its group and serves no calls.
 
 Only the leader is registered, called and told to stop. The leader's commands reach this rank in the turns,
-and this rank leaves when all ranks agree. It reports its own evidence of rooms to the bootstrap, as its
-leader does.
+and this rank leaves when all ranks agree. It reports its own evidence of rooms to the bootstraps that its
+leader names, as its leader does.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import os
 from collections.abc import Coroutine
 from typing import Any, Final
 
-import grpc
 from prometheus_client import CollectorRegistry
 
 from baton.ids import Incarnation
@@ -45,11 +44,12 @@ class FollowerHost:
         self._problem: str | None = "still starting"
         self.mailbox = Mailbox()
         self.channels = Channels.showing(Identity.of(settings.tls), settings.run_token)
+        addresses = settings.bootstrap
         self.reporter = RankReporter(
-            self._bootstrap(),
+            lambda address: self.channels.to(address, ServiceRole.BOOTSTRAP),
             settings.rank or 0,
             SystemClock(),
-            lambda: self.reporter.reach(self._bootstrap()),
+            addresses[0] if len(addresses) == 1 else None,
         )
 
     def led_by(self, leader: Incarnation, credential: bytes) -> None:
@@ -87,10 +87,6 @@ class FollowerHost:
             async with asyncio.timeout(FLUSH_S):
                 await self.reporter.flush()
         return 0
-
-    def _bootstrap(self) -> grpc.aio.Channel:
-        """Return a channel to the bootstrap with the present certificate."""
-        return self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP)
 
     async def close(self) -> None:
         await self.channels.close()

@@ -8,13 +8,13 @@ the process ends.
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from baton.ids import Incarnation
+from baton.ids import Incarnation, Opener
 from baton.rooms.errors import Cause, DeclaredGone, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST
@@ -35,9 +35,11 @@ from baton.wire.channel import Channels, Server, open_thread_channel
 from baton.wire.errors import Draining
 from baton.wire.liveness import SERVICE as PRESENCE
 from baton.wire.liveness import PresenceService
+from baton.wire.registration import routers_to_wire
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
-from baton.worker.lifecycle.lease_keeper import LeaseKeeper
+from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
+from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases
 from baton.worker.lifecycle.lease_thread import LeaseThread
 from baton.worker.lifecycle.status_pages import STARTING, Progress, StatusPages
 from baton.worker.mailbox import Mailbox
@@ -76,12 +78,15 @@ class Role:
     """Exceptions that end the turns because the ranks of the worker cannot continue together."""
     break_off: Callable[[Cause], None]
     """Function that sends the given cause as the last reply to the callers of all rooms."""
-    holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest
-    """Function that returns the message to renew the lease, with the worker's load and its numbers of rooms
-    and pages."""
-    load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
-    """Function that returns the worker's present load, or None. The reporter sends it along when rooms have
-    ended."""
+    holds: Callable[[Opener], workers_pb2.RenewRequest] = lambda _: workers_pb2.RenewRequest()
+    """Function that returns the message to renew the lease at one bootstrap, with the worker's load and its
+    numbers of rooms and pages."""
+    load: Callable[[Opener], rooms_pb2.WorkerLoad | None] = lambda _: None
+    """Function that returns the worker's present load for one bootstrap, or None. The reporter sends it along
+    when rooms have ended."""
+    watch_leases: Callable[[Callable[[], tuple[int, int]]], None] = lambda _: None
+    """Function that gets a function which returns the number of leases that the worker has, and of bootstraps
+    that it knows."""
 
 
 class WorkerHost:
@@ -102,13 +107,14 @@ class WorkerHost:
             log.warning(
                 "gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=settings.host
             )
-        if is_reachable_from_elsewhere(
-            split_address(settings.bootstrap)[0]
-        ) and not is_reachable_from_elsewhere(settings.advertise):
+        hosts = [split_address(each)[0] for each in settings.bootstrap]
+        if any(map(is_reachable_from_elsewhere, hosts)) and not is_reachable_from_elsewhere(
+            settings.advertise
+        ):
             log.warning(
                 "nobody on another machine reaches this worker: set --host or --advertise",
                 advertise=settings.advertise,
-                bootstrap=settings.bootstrap,
+                bootstrap=",".join(settings.bootstrap),
             )
         self._identity = identity
         self.channels = Channels.showing(identity, settings.run_token)
@@ -118,7 +124,6 @@ class WorkerHost:
             self.port = self.server.bind(settings.host, settings.grpc_port)
         except OSError as error:
             raise cannot_listen(settings.host, settings.grpc_port, settings.grpc_port_flag) from error
-        bootstrap = self.channels.to(settings.bootstrap, ServiceRole.BOOTSTRAP)
         self._tracer = make_tracer(
             settings.otlp_endpoint,
             settings.trace_sample,
@@ -128,7 +133,12 @@ class WorkerHost:
         )
         self._spans = RoomSpans(self._tracer, settings.role, SpanKind.SERVER)
         self.reporter = Reporter(
-            bootstrap, incarnation, settings.name, SystemClock(), self._spans, credential=credential
+            lambda address: self.channels.to(address, ServiceRole.BOOTSTRAP),
+            incarnation,
+            settings.name,
+            SystemClock(),
+            self._spans,
+            credential,
         )
         self._lease: LeaseThread | None = None
 
@@ -144,6 +154,11 @@ class WorkerHost:
             return "no canary hand-over has passed through it yet"
         return self._lease.problem
 
+    @property
+    def missing(self) -> list[str]:
+        """Bootstraps at which the worker has no lease, each with the reason, if it has a lease at another."""
+        return [] if self._lease is None else [f"no lease at {each}" for each in self._lease.missing]
+
     def share_problems(self, other: "WorkerHost") -> None:
         """Make the status pages of both sides of one process show the problems of either side."""
         self._pages.share_problems(other._pages)
@@ -151,7 +166,7 @@ class WorkerHost:
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
         """Serve /metrics, /started, /health and /ready from now on."""
         self._progress = progress
-        await self._pages.start(registry, lambda: self.problem, progress)
+        await self._pages.start(registry, lambda: self.problem, progress, lambda: self.missing)
         log.info(
             "listening",
             worker=self._settings.name,
@@ -170,15 +185,17 @@ class WorkerHost:
         if progress is None:
             raise AssertionError("start_pages comes first")
         lease = LeaseThread(
-            self._settings.bootstrap,
+            BootstrapAddresses(self._settings.bootstrap),
             Channels.showing(self._identity, self._settings.run_token, open_thread_channel),
             self._registration(role),
             self._departed,
-            lambda holds: self._tried(holds, role.on_renewal),
+            role.on_renewal,
             role.holds,
             lambda: progress.turn,
+            self._use_routers,
         )
         self._lease = lease
+        role.watch_leases(lambda: lease.census)
         self.reporter.load = role.load
         freeze_loaded_objects()
         await self.server.start((*role.services, PRESENCE))
@@ -253,7 +270,7 @@ class WorkerHost:
         await self._pages.stop()
 
     async def _last_word(self, lease: LeaseThread) -> None:
-        """Report to the bootstrap that this worker ends because of an error, so that it opens no more rooms
+        """Report to the bootstraps that this worker ends because of an error, so that they open no more rooms
         here. New requests wait for the worker's next process."""
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
@@ -268,12 +285,11 @@ class WorkerHost:
         self._spans.cut_off(cause)
         await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
 
-    def _tried(self, holds: bool, on_renewal: Callable[[bool], None]) -> None:
-        """Record the result of one attempt to renew the lease. After a failure, reports use a channel with
-        the present certificate."""
-        if not holds:
-            self.reporter.reach(self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP))
-        on_renewal(holds)
+    def _use_routers(self, routers: Mapping[Opener, str], gone: Sequence[Opener]) -> None:
+        """Let all ranks report to these bootstraps, from one turn on."""
+        is_only_one = self._lease is not None and self._lease.census[1] == 1
+        message = routers_to_wire(routers, gone, is_only_one=is_only_one)
+        self.mailbox.put(group_pb2.Command(bootstraps=message))
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:
@@ -281,7 +297,7 @@ class WorkerHost:
 
 
 async def drain(
-    lease: LeaseKeeper | LeaseThread,
+    lease: BootstrapLeases | LeaseThread,
     turns: asyncio.Task[None],
     mailbox: Mailbox,
     reporter: Reporter,
@@ -289,8 +305,8 @@ async def drain(
 ) -> None:
     """Drain the worker: ask for no more rooms, finish open ones, and leave (`drain-keeps-promises`).
 
-    Rooms that the bootstrap opened before it knew of the drain may still be on their way. So this worker
-    refuses rooms only when the bootstrap waits for none. Raises the error that ended the turns.
+    Rooms that a bootstrap opened before it knew of the drain may still be on their way. So this worker
+    refuses rooms only when no bootstrap waits for any. Raises the error that ended the turns.
     """
     log.info("draining")
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Keeper of a worker's lease at the bootstrap, which also learns which peers are gone.
+"""Keeper of a worker's lease at one bootstrap, which also learns which peers are gone.
 
 It registers, and renews after each third of the lease. It registers again when the bootstrap does not know
 the worker any more or has been silent, with the prefill weight that its process had last. A renewal is sent
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from baton.ids import Incarnation
+from baton.ids import NO_OPENER, Incarnation, Opener
 from baton.rooms.errors import DeclaredGone
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
@@ -73,14 +73,16 @@ class LeaseKeeper:
         registration: workers_pb2.RegisterRequest,
         on_departed: Callable[[Sequence[Incarnation]], None],
         on_renewal: Callable[[bool], None],
-        holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest,
+        holds: Callable[[Opener], workers_pb2.RenewRequest] = lambda _: workers_pb2.RenewRequest(),
         turns: Callable[[], int] | None = None,
+        on_opener: Callable[[Opener, Opener], None] = lambda _before, _now: None,
     ) -> None:
         """Make a keeper without a lease.
 
         `on_departed`: called with the incarnations of workers that are gone. `on_renewal`: called for each
-        attempt, with whether the worker has a lease. `holds`: returns the census and load sent with it.
-        `turns`: returns the number of ended turns, or None for a worker without turns.
+        attempt, with whether the worker has a lease. `holds`: returns the census and load sent with it, for
+        the bootstrap with this opener. `turns`: returns the number of ended turns, or None for a worker
+        without turns. `on_opener`: called with the former and the new opener when another bootstrap answers.
         """
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         self._registration = workers_pb2.RegisterRequest()
@@ -90,6 +92,11 @@ class LeaseKeeper:
         self._on_departed = on_departed
         self._on_renewal = on_renewal
         self._what_it_holds = holds
+        self._on_opener = on_opener
+        self.opener = NO_OPENER
+        """Id of the bootstrap's process that answered last, as the opener of rooms."""
+        self.is_known = False
+        """Whether a bootstrap has answered yet."""
         self._stall = None if turns is None else Stall(turns)
         self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
@@ -159,6 +166,7 @@ class LeaseKeeper:
         request.MergeFrom(self._registration)
         reply = await _typed(self._stub.Register(request, timeout=self._answer_s))
         self._holds(sent_s, reply.lease_ms)
+        self._meet(Opener(reply.opener))
         log.info("registered at the bootstrap", lease_ms=reply.lease_ms)
         if self._draining:
             await self.drain()
@@ -185,13 +193,14 @@ class LeaseKeeper:
         request = workers_pb2.RenewRequest(
             incarnation=self._incarnation, credential=self._credential, turn_ms=self._turn_ms()
         )
-        request.MergeFrom(self._what_it_holds())
+        request.MergeFrom(self._what_it_holds(self.opener))
         reply = await _typed(self._stub.Renew(request, timeout=self._answer_s))
         self._on_renewal(True)
         if number < self._confirmed:
             return  # a later renewal was answered before, with newer data
         self._confirmed = number
         self._holds(sent_s, reply.lease_ms)
+        self._meet(Opener(reply.opener))
         self._failures = 0
         self._refusal = None
         self._pause_s = RETRY_MIN_S
@@ -217,6 +226,13 @@ class LeaseKeeper:
         self._leased_s = sent_s
         self._lease_ms = max(lease_ms, LEASE_MS_MIN)
         self.problem = None
+
+    def _meet(self, opener: Opener) -> None:
+        """Record which process of the bootstrap has answered. Another one than before is a new router, and
+        has none of the former one's rooms."""
+        if not self.is_known or opener != self.opener:
+            before, self.opener, self.is_known = self.opener, opener, True
+            self._on_opener(before, opener)
 
     def _note_problem(self, error: RemoteError) -> None:
         """Record why the worker has no lease. Raises DeclaredGone if the bootstrap declared the worker

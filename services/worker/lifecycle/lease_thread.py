@@ -1,20 +1,22 @@
-"""Thread that renews the worker's lease, so that turns do not delay renewals.
+"""Thread that renews the worker's leases, so that turns do not delay renewals.
 
-The thread has its own event loop, in which a `LeaseKeeper` runs. Callbacks of the keeper run in the worker's
-loop. The worker's loop also makes the samples of load that renewals carry, because tables change during a
-turn.
+The thread has its own event loop, in which a `LeaseKeeper` runs for each bootstrap. Callbacks of the keepers
+run in the worker's loop. The worker's loop also makes the samples of load that renewals carry, because tables
+change during a turn.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from baton.ids import Incarnation
+from baton.ids import NO_OPENER, Incarnation, Opener
 from baton.wire.baton.v1 import workers_pb2
 from baton.wire.channel import Channels
 from baton.wire.service_role import ServiceRole
+from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
+from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases, OnRouters
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 
 STOP_S: Final = 1.0
@@ -24,39 +26,39 @@ Result = TypeVar("Result")
 
 
 class LeaseThread:
-    """Lease keeper that runs in a thread of its own. Used from the worker's event loop."""
+    """Lease keepers that run in a thread of their own. Used from the worker's event loop."""
 
     def __init__(
         self,
-        bootstrap: str,
+        addresses: BootstrapAddresses,
         channels: Channels,
         registration: workers_pb2.RegisterRequest,
         on_departed: Callable[[Sequence[Incarnation]], None],
         on_renewal: Callable[[bool], None],
-        holds: Callable[[], workers_pb2.RenewRequest],
+        holds: Callable[[Opener], workers_pb2.RenewRequest],
         turns: Callable[[], int],
+        on_routers: OnRouters = lambda _routers, _gone: None,
     ) -> None:
         """Start the thread. `channels`: channels for use in threads, which it owns from now on.
 
-        The other arguments are those of `LeaseKeeper`. All but `turns`, which the thread calls, are called in
-        the worker's loop.
+        `on_routers`: see `BootstrapLeases`. The other arguments are those of `LeaseKeeper`. All but `turns`,
+        which the thread calls, are called in the worker's loop.
         """
-        self._bootstrap = bootstrap
+        self._registration, self._turns = registration, turns
+        self._on_departed = on_departed
         self._worker = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
         self._channels = channels
         self._holds = holds
-        self._sample = holds()
+        self._samples: Mapping[Opener, workers_pb2.RenewRequest] = {NO_OPENER: holds(NO_OPENER)}
+        """Last samples of the load, by the opener to which each is sent."""
         self._sampling = False
         """Whether the worker's loop was asked for a new sample of its load, and has not made it yet."""
         self._on_renewal = on_renewal
-        self._keeper = LeaseKeeper(
-            self._channels.to(bootstrap, ServiceRole.BOOTSTRAP),
-            registration,
-            lambda gone: self._notify(on_departed, gone),
-            self._tried,
-            self._sampled,
-            turns,
+        self._leases = BootstrapLeases(
+            addresses,
+            self._make_keeper,
+            lambda routers, gone: self._notify(on_routers, routers, gone),
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="lease", daemon=True)
         self._thread.start()
@@ -64,21 +66,29 @@ class LeaseThread:
     @property
     def problem(self) -> str | None:
         """Reason for which the worker has no lease, as text. None if it has one."""
-        return self._keeper.problem
+        return self._leases.problem
 
     @property
     def proven(self) -> bool:
-        return self._keeper.proven
+        return self._leases.proven
+
+    @property
+    def missing(self) -> list[str]:
+        return self._leases.missing
+
+    @property
+    def census(self) -> tuple[int, int]:
+        return self._leases.census
 
     async def run(self) -> None:
-        """Register the worker, and renew its lease until cancelled. Raises DeclaredGone."""
-        await self._there(self._keeper.run())
+        """Register the worker, and renew its leases until cancelled. Raises DeclaredGone."""
+        await self._there(self._leases.run())
 
     async def drain(self, *, broken: bool = False) -> int:
-        return await self._there(self._keeper.drain(broken=broken))
+        return await self._there(self._leases.drain(broken=broken))
 
     async def leave(self) -> None:
-        await self._there(self._keeper.leave())
+        await self._there(self._leases.leave())
 
     async def stop(self) -> None:
         """End the lease thread, and wait for its end at most a bounded time."""
@@ -90,19 +100,34 @@ class LeaseThread:
 
     # ---- in the thread
 
-    def _tried(self, has_lease: bool) -> None:
-        """Pass the result of one attempt to renew the lease to the worker's loop. The next attempt uses a
-        channel with the present certificate."""
-        self._keeper.reach(self._channels.to(self._bootstrap, ServiceRole.BOOTSTRAP))
-        self._notify(self._on_renewal, has_lease)
+    def _make_keeper(self, address: str, on_opener: Callable[[Opener, Opener], None]) -> LeaseKeeper:
+        def channel() -> Any:
+            return self._channels.to(address, ServiceRole.BOOTSTRAP)
 
-    def _sampled(self) -> workers_pb2.RenewRequest:
+        def tried(has_lease: bool) -> None:
+            """Pass the result of one attempt to renew the lease to the worker's loop. The next attempt uses a
+            channel with the present certificate."""
+            keeper.reach(channel())
+            self._notify(self._on_renewal, has_lease)
+
+        keeper = LeaseKeeper(
+            channel(),
+            self._registration,
+            lambda gone: self._notify(self._on_departed, gone),
+            tried,
+            self._sampled,
+            self._turns,
+            on_opener,
+        )
+        return keeper
+
+    def _sampled(self, opener: Opener) -> workers_pb2.RenewRequest:
         """Return the last sample of the worker's load and its numbers of rooms and pages. Ask the worker's
-        loop for the next sample."""
+        loop for the next samples."""
         if not self._sampling:
             self._sampling = True
-            self._notify(self._take_sample)
-        return self._sample
+            self._notify(self._take_samples, list(self._leases.routers))
+        return self._samples.get(opener) or self._samples[NO_OPENER]
 
     def _notify(self, callback: Callable[..., None], *news: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed, because the process ends
@@ -110,8 +135,8 @@ class LeaseThread:
 
     # ---- in the worker's loop
 
-    def _take_sample(self) -> None:
-        self._sample = self._holds()
+    def _take_samples(self, openers: Sequence[Opener]) -> None:
+        self._samples = {each: self._holds(each) for each in (*openers, NO_OPENER)}
         self._sampling = False
 
     async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -46,6 +46,7 @@ class StatusPages:
         self._server: HttpServer | None = None
         self._role = settings.role
         self._problem: Callable[[], str | None] = lambda: STARTING
+        self._notes: Callable[[], list[str]] = list
         self._progress: Progress | None = None
         self._other: StatusPages | None = None
 
@@ -55,14 +56,23 @@ class StatusPages:
         return 0 if self._server is None else self._server.port
 
     async def start(
-        self, registry: CollectorRegistry, problem: Callable[[], str | None], progress: Progress
+        self,
+        registry: CollectorRegistry,
+        problem: Callable[[], str | None],
+        progress: Progress,
+        notes: Callable[[], list[str]] = list,
     ) -> None:
-        """Serve the pages from now on. `problem`: function that returns the reason for which the worker takes
-        no rooms, or None. `progress`: progress of the turns."""
-        self._problem, self._progress = problem, progress
+        """Serve the pages from now on.
+
+        `problem`: function that returns the reason for which the worker takes no rooms, or None. `progress`:
+        progress of the turns. `notes`: function that returns texts for `/ready` of a worker that takes rooms.
+        """
+        self._problem, self._progress, self._notes = problem, progress, notes
         own = StatusPages._unstarted, StatusPages._unhealthy, StatusPages._unready
         self._server = await serve_metrics(
-            self._socket, registry, *(partial(self._problems, each) for each in own)
+            self._socket,
+            registry,
+            *(partial(self._problems, each) for each in (*own, StatusPages._noted)),
         )
 
     def share_problems(self, other: "StatusPages") -> None:
@@ -94,3 +104,6 @@ class StatusPages:
     def _unready(self) -> list[str]:
         found = self._problem()
         return [found] if found else []
+
+    def _noted(self) -> list[str]:
+        return self._notes()

@@ -38,6 +38,7 @@ class Command(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     END_CHOICE_FIELD_NUMBER: _builtins.int
     COMPUTE_HERE_FIELD_NUMBER: _builtins.int
+    BOOTSTRAPS_FIELD_NUMBER: _builtins.int
     STEP_COSTS_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """Incarnation whose process is known to be gone."""
@@ -74,6 +75,10 @@ class Command(_message.Message):
         """Decode only: compute the room's prompt here."""
 
     @_builtins.property
+    def bootstraps(self) -> Global___Bootstraps:
+        """Bootstraps to which ranks report the lines of rooms' timelines."""
+
+    @_builtins.property
     def step_costs(self) -> Global___StepCosts:
         """Measured costs, which bound the number of drafts and the prompts that share a step."""
 
@@ -93,17 +98,71 @@ class Command(_message.Message):
         drain: _builtins.bool = ...,
         end_choice: _inference_pb2.EndChoiceRequest | None = ...,
         compute_here: Global___ComputeHere | None = ...,
+        bootstraps: Global___Bootstraps | None = ...,
         step_costs: Global___StepCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bootstraps", b"bootstraps", "cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstraps", b"bootstraps", "cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here", "step_costs"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here", "bootstraps", "step_costs"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class Bootstraps(_message.Message):
+    """Bootstraps at which the worker is registered now, each with the address at which it was reached."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Bootstrap(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        OPENER_FIELD_NUMBER: _builtins.int
+        ADDRESS_FIELD_NUMBER: _builtins.int
+        opener: _builtins.int
+        address: _builtins.str
+        """host:port of its gRPC server."""
+        def __init__(
+            self,
+            *,
+            opener: _builtins.int = ...,
+            address: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "opener", b"opener"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BOOTSTRAPS_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    IS_ONLY_ONE_FIELD_NUMBER: _builtins.int
+    is_only_one: _builtins.bool
+    """The leader knows one address only. A rank whose own --bootstrap has one entry uses that instead."""
+    @_builtins.property
+    def bootstraps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Bootstraps.Bootstrap]: ...
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Openers whose processes are gone, the latest last; a bounded list."""
+
+    def __init__(
+        self,
+        *,
+        bootstraps: _abc.Iterable[Global___Bootstraps.Bootstrap] | None = ...,
+        gone: _abc.Iterable[_builtins.int] | None = ...,
+        is_only_one: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstraps", b"bootstraps", "gone", b"gone", "is_only_one", b"is_only_one"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Bootstraps: _TypeAlias = Bootstraps  # noqa: Y015
 
 @_typing.final
 class StepCosts(_message.Message):

@@ -328,9 +328,14 @@ class RunRoomRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     incarnation: _builtins.int
     """Incarnation of the intended worker. Any other process refuses."""
+    opener: _builtins.int
+    """Router that opens the room (RegisterReply.opener). Only its later messages about the room count.
+    0: not named, which counts as a router of its own.
+    """
     @_builtins.property
     def decode(self) -> _rooms_pb2.Peer: ...
     @_builtins.property
@@ -342,10 +347,11 @@ class RunRoomRequest(_message.Message):
         incarnation: _builtins.int = ...,
         decode: _rooms_pb2.Peer | None = ...,
         request: Global___InferenceRequest | None = ...,
+        opener: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "incarnation", b"incarnation", "request", b"request", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "incarnation", b"incarnation", "opener", b"opener", "request", b"request", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -479,6 +485,7 @@ class StreamRoomRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
     PREFILL_OWN_MS_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     incarnation: _builtins.int
     prefill_ms: _builtins.int
@@ -487,6 +494,8 @@ class StreamRoomRequest(_message.Message):
     """
     prefill_own_ms: _builtins.int
     """Part of prefill_ms that is this prompt's own computation."""
+    opener: _builtins.int
+    """As in RunRoomRequest."""
     @_builtins.property
     def prefill(self) -> _rooms_pb2.Peer:
         """Absent: no prefill worker computes the prompt; the decode worker does."""
@@ -502,10 +511,11 @@ class StreamRoomRequest(_message.Message):
         request: Global___InferenceRequest | None = ...,
         prefill_ms: _builtins.int | None = ...,
         prefill_own_ms: _builtins.int = ...,
+        opener: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "incarnation", b"incarnation", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "prefill_own_ms", b"prefill_own_ms", "request", b"request", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "incarnation", b"incarnation", "opener", b"opener", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "prefill_own_ms", b"prefill_own_ms", "request", b"request", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_ms: _TypeAlias = _typing.Literal["prefill_ms"]  # noqa: Y015
     _WhichOneofArgType__prefill_ms: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms"]  # noqa: Y015
@@ -628,8 +638,8 @@ class RunRoomsReply(_message.Message):
         ABSENT_FIELD_NUMBER: _builtins.int
         room: _builtins.int
         absent: _builtins.bool
-        """Instead of a reply: the room was cancelled and is not here. Either it has not arrived (and
-        ends at once if it does), or everything was given back.
+        """Instead of a reply: the room was cancelled, and no room of that id and opener is here. Either it
+        has not arrived (and ends at once if it does), or everything was given back.
         """
         @_builtins.property
         def reply(self) -> Global___RunRoomReply: ...
@@ -707,7 +717,7 @@ Global___StreamRoomsRequest: _TypeAlias = StreamRoomsRequest  # noqa: Y015
 class EndChoiceRequest(_message.Message):
     """One of a room's choices is complete for its reader, and the others go on. Nothing more is drawn
     or sent for it, except what is already in flight. A room whose choices have all ended is
-    answered. Idempotent. No effect on a room that is not here or is over.
+    answered. Idempotent. No effect on a room that is not here, is over, or has another opener.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -715,19 +725,23 @@ class EndChoiceRequest(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     incarnation: _builtins.int
     choice: _builtins.int
+    opener: _builtins.int
+    """Opener of the room."""
     def __init__(
         self,
         *,
         room: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         choice: _builtins.int = ...,
+        opener: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "incarnation", b"incarnation", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "incarnation", b"incarnation", "opener", b"opener", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -822,13 +836,18 @@ Global___Refused: _TypeAlias = Refused  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
+    """No effect on a room that has another opener."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROOM_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     incarnation: _builtins.int
+    opener: _builtins.int
+    """Opener of the room."""
     @_builtins.property
     def cause(self) -> _rooms_pb2.Cause: ...
     def __init__(
@@ -837,10 +856,11 @@ class CancelRequest(_message.Message):
         room: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         cause: _rooms_pb2.Cause | None = ...,
+        opener: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "incarnation", b"incarnation", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "incarnation", b"incarnation", "opener", b"opener", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,7 +94,9 @@ class WorkerLoad(_message.Message):
     """Running sequences of granted rooms, and the most that a step continues."""
     running_max: _builtins.int
     entered: _builtins.int
-    """Highest id among its rooms, 0 without any. Rooms with a higher id have not arrived."""
+    """Highest id among its rooms that the reader of this message opened, 0 without any. Rooms of that
+    reader with a higher id have not arrived.
+    """
     tokens_waiting: _builtins.int
     """Prefill only: tokens that it has yet to compute for its rooms, without cached ones."""
     tokens_per_s: _builtins.int
@@ -229,6 +231,7 @@ class OpenRoomReply(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
     PREFILL_OWN_MS_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     key: _builtins.bytes
     """Secret of the room. A caller without a certificate shows it to cancel the room or report its
@@ -237,6 +240,8 @@ class OpenRoomReply(_message.Message):
     prefill_ms: _builtins.int
     """For StreamRoomRequest, like prefill_own_ms."""
     prefill_own_ms: _builtins.int
+    opener: _builtins.int
+    """For RunRoomRequest, StreamRoomRequest and all later messages about the room."""
     @_builtins.property
     def prefill(self) -> Global___Peer:
         """Absent: only decode is called for the room, without a prefill worker."""
@@ -252,10 +257,11 @@ class OpenRoomReply(_message.Message):
         key: _builtins.bytes = ...,
         prefill_ms: _builtins.int | None = ...,
         prefill_own_ms: _builtins.int = ...,
+        opener: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "prefill", b"prefill", "prefill_ms", b"prefill_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "key", b"key", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "prefill_own_ms", b"prefill_own_ms", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "key", b"key", "opener", b"opener", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "prefill_own_ms", b"prefill_own_ms", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_ms: _TypeAlias = _typing.Literal["prefill_ms"]  # noqa: Y015
     _WhichOneofArgType__prefill_ms: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms"]  # noqa: Y015

@@ -411,15 +411,21 @@ class RegisterReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
+    opener: _builtins.int
+    """Id of this run of the bootstrap, as the opener of rooms. Another id at the same address: the
+    former process is gone.
+    """
     def __init__(
         self,
         *,
         lease_ms: _builtins.int = ...,
+        opener: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "opener", b"opener"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,6 +604,7 @@ class RenewReply(_message.Message):
     DEPARTED_FIELD_NUMBER: _builtins.int
     UNPROVEN_FIELD_NUMBER: _builtins.int
     PREFILL_WEIGHT_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     unproven: _builtins.bool
     """No canary hand-over has passed through the worker yet, so it gets no rooms."""
@@ -605,6 +612,8 @@ class RenewReply(_message.Message):
     """Weight of a process that serves both sides. It registers with this from now on, so that a new
     bootstrap knows it.
     """
+    opener: _builtins.int
+    """As in RegisterReply."""
     @_builtins.property
     def departed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Incarnations whose processes are known to be gone, the latest last; a bounded list."""
@@ -616,10 +625,11 @@ class RenewReply(_message.Message):
         departed: _abc.Iterable[_builtins.int] | None = ...,
         unproven: _builtins.bool = ...,
         prefill_weight: _builtins.int | None = ...,
+        opener: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight", "prefill_weight", b"prefill_weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight", "departed", b"departed", "lease_ms", b"lease_ms", "prefill_weight", b"prefill_weight", "unproven", b"unproven"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight", "departed", b"departed", "lease_ms", b"lease_ms", "opener", b"opener", "prefill_weight", b"prefill_weight", "unproven", b"unproven"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_weight: _TypeAlias = _typing.Literal["prefill_weight"]  # noqa: Y015
     _WhichOneofArgType__prefill_weight: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight"]  # noqa: Y015

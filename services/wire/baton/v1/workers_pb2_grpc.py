@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class WorkerRegistryStub:
-    """Missing associated documentation comment in .proto file."""
+    """A worker holds a lease at each bootstrap of the stack.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -67,7 +68,8 @@ class WorkerRegistryStub:
 
 
 class WorkerRegistryServicer:
-    """Missing associated documentation comment in .proto file."""
+    """A worker holds a lease at each bootstrap of the stack.
+    """
 
     def Register(self, request, context):
         """Takes a lease. Refused, by name of the differing field, if the worker does not fit the stack.
@@ -160,7 +162,8 @@ def add_WorkerRegistryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerRegistry:
-    """Missing associated documentation comment in .proto file."""
+    """A worker holds a lease at each bootstrap of the stack.
+    """
 
     @staticmethod
     def Register(request,

@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerRegistryStub:
+    """A worker holds a lease at each bootstrap of the stack."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -56,6 +58,8 @@ class WorkerRegistryStub:
 
 @_typing.type_check_only
 class WorkerRegistryAsyncStub(WorkerRegistryStub):
+    """A worker holds a lease at each bootstrap of the stack."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_workers_pb2.RegisterRequest, _workers_pb2.RegisterReply]  # type: ignore[assignment]
     """Takes a lease. Refused, by name of the differing field, if the worker does not fit the stack.
@@ -81,6 +85,8 @@ class WorkerRegistryAsyncStub(WorkerRegistryStub):
     """
 
 class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
+    """A worker holds a lease at each bootstrap of the stack."""
+
     @_abc_1.abstractmethod
     def Register(
         self,
