@@ -45,6 +45,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--mem-fraction-static": MEMORY,
     "--nnodes": MACHINES,
     "--no-enable-prefix-caching": "give --prefix-cache false",
+    "--kv-events-config": "give --kv-events-endpoint, --kv-events-replay-endpoint and --kv-events-topic",
     "--node-rank": MACHINES,
     "--otlp-traces-endpoint": "give --otlp-endpoint",
     "--page-size": "give --page-tokens",
