@@ -200,7 +200,7 @@ def own_evidence(folder: Folder) -> None:
 
 def blind() -> None:
     """Skip the comparison of which rooms the ranks hold, as in an old defect."""
-    _replace(Roster, digest=lambda _: 0)
+    _replace(Roster, digest=lambda *_: 0)
 
 
 def drops_alone() -> None:
@@ -212,7 +212,7 @@ def drops_alone() -> None:
         wishes = votes(roster, now_ms, capacity)
         for room in roster:
             if room.phase is Phase.BOOTSTRAPPING:
-                wishes[room.place] = max(wishes[room.place], Vote.STAY)
+                wishes[room.index] = max(wishes[room.index], Vote.STAY)
         return wishes
 
     def settling(
@@ -224,7 +224,7 @@ def drops_alone() -> None:
         moves = list(verdicts)
         for room in roster:
             if room.phase is Phase.BOOTSTRAPPING and room.cause is not None:
-                moves[room.place] = Vote.ABORT
+                moves[room.index] = Vote.ABORT
         return settle(roster, moves, now_ms, reasons)
 
     _replace(Roster, votes=voting, settle=settling)
