@@ -65,7 +65,7 @@ class Registry(WorkerTable, RoomTable):
             return False
         # An id above all that were issued here comes from an earlier process of the router.
         entered = load.entered if load.entered < self._next_room else RoomId(0)
-        side, more = worker.facts.side, False
+        side, more = worker.facts.side, worker.note_others(load)
 
         def is_brought(room: RoomId) -> bool:
             return side not in self._open[room].undelivered
@@ -73,7 +73,7 @@ class Registry(WorkerTable, RoomTable):
         if side is Side.PREFILL:
             worker.queue.update(load, entered, is_brought, now_ms)
         elif worker.usage.fits(load):
-            more = worker.usage.update(load, entered, is_brought)
+            more |= worker.usage.update(load, entered, is_brought)
         self._loaded(worker)
         return more
 

@@ -12,6 +12,7 @@ from baton.ids import RoomId
 from baton.pages.block_hashes import BLOCK_TOKENS, Block
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WEIGHT_TOTAL, WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 
 
 class WorkerState(StrEnum):
@@ -38,6 +39,10 @@ class Worker:
     rooms: set[RoomId] = field(default_factory=set)
     canaries: set[RoomId] = field(default_factory=set)
     """Rooms of canaries (test requests) among `rooms`."""
+    other_rooms: int = 0
+    """Number of rooms on the worker that other routers opened, by its last report."""
+    reports: int = 0
+    """Serial number of the worker's last report of its load."""
     joined_ms: int = 0
     """Time of the worker's first registration, in milliseconds."""
     usage: WorkerUsage = field(init=False)
@@ -62,6 +67,14 @@ class Worker:
         self.sent_prefixes = SentPrefixes(facts.tokens_max if facts.keeps_prefixes else 0)
         self.kv_log = KvEventReader(facts.tokens_max // min(facts.page_tokens, BLOCK_TOKENS))
         self.usage = WorkerUsage(facts.tokens_max, facts.group_page_tokens or (facts.page_tokens,))
+
+    def note_others(self, load: WorkerLoad) -> bool:
+        """Take the number of other routers' rooms from a report. Return whether there are fewer than before.
+        A report that is older than the last one is ignored."""
+        if load.number <= self.reports:
+            return False
+        before, self.reports, self.other_rooms = self.other_rooms, load.number, load.other_rooms
+        return self.other_rooms < before
 
     @property
     def is_serving(self) -> bool:
@@ -91,7 +104,7 @@ class Worker:
 
     @property
     def rooms_left(self) -> int:
-        return self.facts.rooms_max - self.client_rooms
+        return self.facts.rooms_max - self.client_rooms - self.other_rooms
 
     @property
     def tokens(self) -> int:

@@ -98,6 +98,10 @@ class HandOverSide(ABC, Generic[R, Q]):
         ids = (room.id for room in self.roster if opener is None or room.obeys(opener))
         return max(ids, default=RoomId(0))
 
+    def others(self, opener: Opener | None = None) -> int:
+        """Return the number of present rooms that other routers than this one opened."""
+        return 0 if opener is None else sum(not room.obeys(opener) for room in self.roster)
+
     def may_leave(self) -> bool:
         """Return whether this side is draining and has no room left, so that the worker may end."""
         return self.draining and not len(self.roster)

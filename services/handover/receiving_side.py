@@ -318,7 +318,8 @@ class ReceivingSide(LandedData[R]):
             elif room.phase in (Phase.TRANSFERRING, Phase.COMPUTING) or room.runs:
                 running += len(room.ends.going_on)
         free = self.capacity().free or nothing
-        return WorkerLoad(free, needed, waiting, running, running_max, self.entered(opener))
+        entered, others = self.entered(opener), self.others(opener)
+        return WorkerLoad(free, needed, waiting, running, running_max, entered, other_rooms=others)
 
     def agreed(self) -> None:
         """Send the grants that were made in the turn before. By now, every rank has exposed the granted

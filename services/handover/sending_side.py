@@ -313,6 +313,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
             tokens_waiting=waiting,
             tokens_per_s=tokens_per_s,
             score_price=score_price,
+            other_rooms=self.others(opener),
         )
 
     # ---- a turn

@@ -37,3 +37,5 @@ class WorkerLoad:
     score_price: int = 0
     """Extra cost of scoring one prompt token on a prefill worker, in thousandths of the cost of computing a
     token (`counted-work`). It is counted in `tokens_waiting` and `tokens_per_s`."""
+    other_rooms: int = 0
+    """Number of rooms on the worker that other routers opened. They take places, too."""

@@ -32,6 +32,7 @@ def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
         tokens_waiting=load.tokens_waiting,
         tokens_per_s=min(load.tokens_per_s, RATE_MAX),
         score_price=load.score_price,
+        other_rooms=load.other_rooms,
     )
 
 
@@ -52,6 +53,7 @@ def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
         tokens_waiting=wire.tokens_waiting,
         tokens_per_s=wire.tokens_per_s,
         score_price=min(wire.score_price, SCORE_PRICE_MAX),
+        other_rooms=wire.other_rooms,
     )
 
 

@@ -65,6 +65,8 @@ async def test_each_router_is_told_of_the_highest_of_its_own_rooms(bench: Decode
     entered = {each: load_from_wire(bench.work.load(each)).entered for each in (OURS, THEIRS, Opener(33))}
     assert entered == {OURS: 7, THEIRS: 9, Opener(33): 0}
     assert bench.work.holds(OURS).load.entered == 7
+    others = {each: load_from_wire(bench.work.load(each)).other_rooms for each in (OURS, THEIRS)}
+    assert others == {OURS: 1, THEIRS: 2}
     assert load_from_wire(bench.work.load()).entered == 9
     bench.sender.quiet.set()
     for room, opener in ((7, OURS), (9, THEIRS), (5, OURS)):

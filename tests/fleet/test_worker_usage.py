@@ -408,3 +408,16 @@ def test_the_one_that_has_space_is_found_behind_any_number_of_smaller_ones_that_
     assert sent(stack, Need(1_000, 1_500)).decode.name == "large"
     small = sent(stack, Need(500, 1_500))
     assert small.decode.name != "large"
+
+
+def test_rooms_that_other_routers_opened_take_places_too() -> None:
+    stack = stack_of(replace(D, rooms_max=3))
+    sent(stack)
+    assert not stack.update_load(D.incarnation, load(number=2, other_rooms=2), 0)
+    with pytest.raises(NoCapacity):
+        stack.place(NEED)
+    assert not stack.update_load(D.incarnation, load(number=1, other_rooms=0), 0), "an older report"
+    with pytest.raises(NoCapacity):
+        stack.place(NEED)
+    assert stack.update_load(D.incarnation, load(number=3, other_rooms=1), 0), "a request may fit now"
+    stack.place(NEED)

@@ -8,7 +8,7 @@ from baton.wire.load_messages import load_from_wire, load_to_wire
 
 
 def test_all_of_it_comes_through() -> None:
-    load = WorkerLoad((5, 6), (1, 2), 3, 40, 64, RoomId(2**63), 9, 2**40, 3_000)
+    load = WorkerLoad((5, 6), (1, 2), 3, 40, 64, RoomId(2**63), 9, 2**40, 3_000, other_rooms=7)
     sent = rooms_pb2.WorkerLoad.FromString(load_to_wire(load, 9).SerializeToString())
     assert load_from_wire(sent) == load
 

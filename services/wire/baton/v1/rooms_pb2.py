@@ -24,49 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/rooms.proto\x12\x08\x62\x61ton.v1\"Q\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rsecret_digest\x18\x04 \x01(\x0c\"\xd0\x01\n\nWorkerLoad\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nfree_pages\x18\x02 \x03(\r\x12\x13\n\x0b\x61sked_pages\x18\x03 \x03(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x13\n\x0brunning_max\x18\x06 \x01(\r\x12\x0f\n\x07\x65ntered\x18\x07 \x01(\x06\x12\x16\n\x0etokens_waiting\x18\x08 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\t \x01(\r\x12\x13\n\x0bscore_price\x18\n \x01(\r\"%\n\x05\x43\x61use\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\")\n\x07Outcome\x12\x1e\n\x05\x63\x61use\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Cause\"s\n\x0fOpenRoomRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x04 \x01(\r\x12\x14\n\x0cmay_be_local\x18\x05 \x01(\x08\"\xbb\x01\n\rOpenRoomReply\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x1f\n\x07prefill\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1e\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x0b\n\x03key\x18\x04 \x01(\x0c\x12\x17\n\nprefill_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0eprefill_own_ms\x18\x06 \x01(\r\x12\x0e\n\x06opener\x18\x07 \x01(\x06\x42\r\n\x0b_prefill_ms\" \n\x10WatchRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\"[\n\tRoomEvent\x12\x0f\n\x07wall_ms\x18\x01 \x01(\x03\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0f\n\x07host_us\x18\x05 \x01(\x03\"k\n\nRoomReport\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\r\n\x05\x65vent\x18\x02 \x01(\x0c\x12\x0f\n\x07retired\x18\x03 \x01(\x08\x12\"\n\x07outcome\x18\x04 \x01(\x0b\x32\x11.baton.v1.Outcome\x12\x0b\n\x03key\x18\x05 \x01(\x0c\"\x96\x01\n\x12ReportRoomsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12%\n\x07reports\x18\x02 \x03(\x0b\x32\x14.baton.v1.RoomReport\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\ncredential\x18\x04 \x01(\x0c\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\"\x12\n\x10ReportRoomsReply\";\n\x11\x43\x61ncelRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"\x11\n\x0f\x43\x61ncelRoomReply\"\x1e\n\x0eGetRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\"\xf8\x01\n\x04Room\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x1f\n\x07prefill\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1e\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x1e\n\x05\x63\x61use\x18\x06 \x01(\x0b\x32\x0f.baton.v1.Cause\x12#\n\x06\x65vents\x18\x07 \x03(\x0b\x32\x13.baton.v1.RoomEvent\x12\x16\n\x0e\x65vents_dropped\x18\x08 \x01(\r\x12\x10\n\x08retry_of\x18\t \x01(\x06\x12\x0f\n\x07\x63hoices\x18\n \x01(\r\"5\n\x10ListRoomsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"/\n\x0eListRoomsReply\x12\x1d\n\x05rooms\x18\x01 \x03(\x0b\x32\x0e.baton.v1.Room*?\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSIDE_PREFILL\x10\x01\x12\x0f\n\x0bSIDE_DECODE\x10\x02\x32\x94\x03\n\x0bRoomService\x12>\n\x08OpenRoom\x12\x19.baton.v1.OpenRoomRequest\x1a\x17.baton.v1.OpenRoomReply\x12>\n\tWatchRoom\x12\x1a.baton.v1.WatchRoomRequest\x1a\x13.baton.v1.RoomEvent0\x01\x12G\n\x0bReportRooms\x12\x1c.baton.v1.ReportRoomsRequest\x1a\x1a.baton.v1.ReportRoomsReply\x12\x44\n\nCancelRoom\x12\x1b.baton.v1.CancelRoomRequest\x1a\x19.baton.v1.CancelRoomReply\x12\x33\n\x07GetRoom\x12\x18.baton.v1.GetRoomRequest\x1a\x0e.baton.v1.Room\x12\x41\n\tListRooms\x12\x1a.baton.v1.ListRoomsRequest\x1a\x18.baton.v1.ListRoomsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/rooms.proto\x12\x08\x62\x61ton.v1\"Q\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x15\n\rsecret_digest\x18\x04 \x01(\x0c\"\xe5\x01\n\nWorkerLoad\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nfree_pages\x18\x02 \x03(\r\x12\x13\n\x0b\x61sked_pages\x18\x03 \x03(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x13\n\x0brunning_max\x18\x06 \x01(\r\x12\x0f\n\x07\x65ntered\x18\x07 \x01(\x06\x12\x16\n\x0etokens_waiting\x18\x08 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\t \x01(\r\x12\x13\n\x0bscore_price\x18\n \x01(\r\x12\x13\n\x0bother_rooms\x18\x0b \x01(\r\"%\n\x05\x43\x61use\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\")\n\x07Outcome\x12\x1e\n\x05\x63\x61use\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Cause\"s\n\x0fOpenRoomRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x04 \x01(\r\x12\x14\n\x0cmay_be_local\x18\x05 \x01(\x08\"\xbb\x01\n\rOpenRoomReply\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x1f\n\x07prefill\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1e\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x0b\n\x03key\x18\x04 \x01(\x0c\x12\x17\n\nprefill_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0eprefill_own_ms\x18\x06 \x01(\r\x12\x0e\n\x06opener\x18\x07 \x01(\x06\x42\r\n\x0b_prefill_ms\" \n\x10WatchRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\"[\n\tRoomEvent\x12\x0f\n\x07wall_ms\x18\x01 \x01(\x03\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0f\n\x07host_us\x18\x05 \x01(\x03\"k\n\nRoomReport\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\r\n\x05\x65vent\x18\x02 \x01(\x0c\x12\x0f\n\x07retired\x18\x03 \x01(\x08\x12\"\n\x07outcome\x18\x04 \x01(\x0b\x32\x11.baton.v1.Outcome\x12\x0b\n\x03key\x18\x05 \x01(\x0c\"\x96\x01\n\x12ReportRoomsRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12%\n\x07reports\x18\x02 \x03(\x0b\x32\x14.baton.v1.RoomReport\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\ncredential\x18\x04 \x01(\x0c\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\"\x12\n\x10ReportRoomsReply\";\n\x11\x43\x61ncelRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"\x11\n\x0f\x43\x61ncelRoomReply\"\x1e\n\x0eGetRoomRequest\x12\x0c\n\x04room\x18\x01 \x01(\x06\"\xf8\x01\n\x04Room\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x1f\n\x07prefill\x18\x03 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1e\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x1e\n\x05\x63\x61use\x18\x06 \x01(\x0b\x32\x0f.baton.v1.Cause\x12#\n\x06\x65vents\x18\x07 \x03(\x0b\x32\x13.baton.v1.RoomEvent\x12\x16\n\x0e\x65vents_dropped\x18\x08 \x01(\r\x12\x10\n\x08retry_of\x18\t \x01(\x06\x12\x0f\n\x07\x63hoices\x18\n \x01(\r\"5\n\x10ListRoomsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\"/\n\x0eListRoomsReply\x12\x1d\n\x05rooms\x18\x01 \x03(\x0b\x32\x0e.baton.v1.Room*?\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSIDE_PREFILL\x10\x01\x12\x0f\n\x0bSIDE_DECODE\x10\x02\x32\x94\x03\n\x0bRoomService\x12>\n\x08OpenRoom\x12\x19.baton.v1.OpenRoomRequest\x1a\x17.baton.v1.OpenRoomReply\x12>\n\tWatchRoom\x12\x1a.baton.v1.WatchRoomRequest\x1a\x13.baton.v1.RoomEvent0\x01\x12G\n\x0bReportRooms\x12\x1c.baton.v1.ReportRoomsRequest\x1a\x1a.baton.v1.ReportRoomsReply\x12\x44\n\nCancelRoom\x12\x1b.baton.v1.CancelRoomRequest\x1a\x19.baton.v1.CancelRoomReply\x12\x33\n\x07GetRoom\x12\x18.baton.v1.GetRoomRequest\x1a\x0e.baton.v1.Room\x12\x41\n\tListRooms\x12\x1a.baton.v1.ListRoomsRequest\x1a\x18.baton.v1.ListRoomsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.rooms_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SIDE']._serialized_start=1593
-  _globals['_SIDE']._serialized_end=1656
+  _globals['_SIDE']._serialized_start=1614
+  _globals['_SIDE']._serialized_end=1677
   _globals['_PEER']._serialized_start=34
   _globals['_PEER']._serialized_end=115
   _globals['_WORKERLOAD']._serialized_start=118
-  _globals['_WORKERLOAD']._serialized_end=326
-  _globals['_CAUSE']._serialized_start=328
-  _globals['_CAUSE']._serialized_end=365
-  _globals['_OUTCOME']._serialized_start=367
-  _globals['_OUTCOME']._serialized_end=408
-  _globals['_OPENROOMREQUEST']._serialized_start=410
-  _globals['_OPENROOMREQUEST']._serialized_end=525
-  _globals['_OPENROOMREPLY']._serialized_start=528
-  _globals['_OPENROOMREPLY']._serialized_end=715
-  _globals['_WATCHROOMREQUEST']._serialized_start=717
-  _globals['_WATCHROOMREQUEST']._serialized_end=749
-  _globals['_ROOMEVENT']._serialized_start=751
-  _globals['_ROOMEVENT']._serialized_end=842
-  _globals['_ROOMREPORT']._serialized_start=844
-  _globals['_ROOMREPORT']._serialized_end=951
-  _globals['_REPORTROOMSREQUEST']._serialized_start=954
-  _globals['_REPORTROOMSREQUEST']._serialized_end=1104
-  _globals['_REPORTROOMSREPLY']._serialized_start=1106
-  _globals['_REPORTROOMSREPLY']._serialized_end=1124
-  _globals['_CANCELROOMREQUEST']._serialized_start=1126
-  _globals['_CANCELROOMREQUEST']._serialized_end=1185
-  _globals['_CANCELROOMREPLY']._serialized_start=1187
-  _globals['_CANCELROOMREPLY']._serialized_end=1204
-  _globals['_GETROOMREQUEST']._serialized_start=1206
-  _globals['_GETROOMREQUEST']._serialized_end=1236
-  _globals['_ROOM']._serialized_start=1239
-  _globals['_ROOM']._serialized_end=1487
-  _globals['_LISTROOMSREQUEST']._serialized_start=1489
-  _globals['_LISTROOMSREQUEST']._serialized_end=1542
-  _globals['_LISTROOMSREPLY']._serialized_start=1544
-  _globals['_LISTROOMSREPLY']._serialized_end=1591
-  _globals['_ROOMSERVICE']._serialized_start=1659
-  _globals['_ROOMSERVICE']._serialized_end=2063
+  _globals['_WORKERLOAD']._serialized_end=347
+  _globals['_CAUSE']._serialized_start=349
+  _globals['_CAUSE']._serialized_end=386
+  _globals['_OUTCOME']._serialized_start=388
+  _globals['_OUTCOME']._serialized_end=429
+  _globals['_OPENROOMREQUEST']._serialized_start=431
+  _globals['_OPENROOMREQUEST']._serialized_end=546
+  _globals['_OPENROOMREPLY']._serialized_start=549
+  _globals['_OPENROOMREPLY']._serialized_end=736
+  _globals['_WATCHROOMREQUEST']._serialized_start=738
+  _globals['_WATCHROOMREQUEST']._serialized_end=770
+  _globals['_ROOMEVENT']._serialized_start=772
+  _globals['_ROOMEVENT']._serialized_end=863
+  _globals['_ROOMREPORT']._serialized_start=865
+  _globals['_ROOMREPORT']._serialized_end=972
+  _globals['_REPORTROOMSREQUEST']._serialized_start=975
+  _globals['_REPORTROOMSREQUEST']._serialized_end=1125
+  _globals['_REPORTROOMSREPLY']._serialized_start=1127
+  _globals['_REPORTROOMSREPLY']._serialized_end=1145
+  _globals['_CANCELROOMREQUEST']._serialized_start=1147
+  _globals['_CANCELROOMREQUEST']._serialized_end=1206
+  _globals['_CANCELROOMREPLY']._serialized_start=1208
+  _globals['_CANCELROOMREPLY']._serialized_end=1225
+  _globals['_GETROOMREQUEST']._serialized_start=1227
+  _globals['_GETROOMREQUEST']._serialized_end=1257
+  _globals['_ROOM']._serialized_start=1260
+  _globals['_ROOM']._serialized_end=1508
+  _globals['_LISTROOMSREQUEST']._serialized_start=1510
+  _globals['_LISTROOMSREQUEST']._serialized_end=1563
+  _globals['_LISTROOMSREPLY']._serialized_start=1565
+  _globals['_LISTROOMSREPLY']._serialized_end=1612
+  _globals['_ROOMSERVICE']._serialized_start=1680
+  _globals['_ROOMSERVICE']._serialized_end=2084
 # @@protoc_insertion_point(module_scope)

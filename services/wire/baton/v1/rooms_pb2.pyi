@@ -84,6 +84,7 @@ class WorkerLoad(_message.Message):
     TOKENS_WAITING_FIELD_NUMBER: _builtins.int
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     SCORE_PRICE_FIELD_NUMBER: _builtins.int
+    OTHER_ROOMS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Number of the report, ascending for each process over all messages. A late report is recognised
     by it.
@@ -103,6 +104,8 @@ class WorkerLoad(_message.Message):
     """Tokens computed lately per second of computing. 0: none yet."""
     score_price: _builtins.int
     """Prefill only: extra cost of a scored token, in thousandths of a token, in both figures above."""
+    other_rooms: _builtins.int
+    """Rooms on the worker that others than the reader of this message opened."""
     @_builtins.property
     def free_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Pages that a room could be granted now, by group of the layout. Pages that running rooms are
@@ -126,10 +129,11 @@ class WorkerLoad(_message.Message):
         tokens_waiting: _builtins.int = ...,
         tokens_per_s: _builtins.int = ...,
         score_price: _builtins.int = ...,
+        other_rooms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_pages", b"asked_pages", "entered", b"entered", "free_pages", b"free_pages", "number", b"number", "running", b"running", "running_max", b"running_max", "score_price", b"score_price", "tokens_per_s", b"tokens_per_s", "tokens_waiting", b"tokens_waiting", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_pages", b"asked_pages", "entered", b"entered", "free_pages", b"free_pages", "number", b"number", "other_rooms", b"other_rooms", "running", b"running", "running_max", b"running_max", "score_price", b"score_price", "tokens_per_s", b"tokens_per_s", "tokens_waiting", b"tokens_waiting", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
