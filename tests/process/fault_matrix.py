@@ -5,9 +5,10 @@ Real stacks, one fault after another.
 `python -m tests.process.fault_matrix` runs all of it (an hour on two cores) and prints one JSON object;
 `--table` prints the rows of docs/verification.md, `--only decode` or `--only pairs/decode-0/kill` runs
 a part. Six clients ask greedy requests over and over, from before the fault until the stack has recovered:
-each stream has to be what the reference library draws, to the token. Only those whose bootstrap died may
-break. Afterwards every gauge has to be back where it was. With `--engine vllm` the workers compute on vLLM,
-and the reference is vLLM's own `LLM`. Run it then by the Python of `make test-vllm`, `.venv/vllm/bin/python`.
+each stream has to be what the reference library draws, to the token. Only connections to a bootstrap that
+died may break. Their streams are continued by `Last-Event-ID`. Afterwards every gauge has to be back where it
+was. With `--engine vllm` the workers compute on vLLM, and the reference is vLLM's own `LLM`. Run it then by
+the Python of `make test-vllm`, `.venv/vllm/bin/python`.
 
 pairs   two prefill and two decode workers of one rank each
 groups  one prefill worker of two pipeline ranks, one decode worker of two tensor ranks, no other pair
@@ -65,6 +66,30 @@ Fault = Callable[["Scene", str], None]
 
 
 @dataclass
+class _Stream:
+    """A stream of tokens, over all of its connections."""
+
+    tokens: list[int] = field(default_factory=list)
+    id: str = ""
+    """Id of the event that comes."""
+    last_id: str = ""
+    """Id of the last event whose data came."""
+    ended: bool = False
+    is_whole: bool = False
+    error: dict[str, Any] = field(default_factory=dict)
+    """Error that the present connection ended with."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Add an event."""
+        if "error" in event:
+            self.error = event["error"]
+            return
+        self.last_id = self.id
+        for choice in event["choices"]:
+            self.tokens += choice.get("token_ids") or []
+
+
+@dataclass
 class Client:
     """A client that sends one prompt again and again, and checks every token."""
 
@@ -73,7 +98,7 @@ class Client:
     prompt: Sequence[int]
     want: Sequence[int]
     may_break: bool
-    """The bootstrap dies: a stream may break with it, and is asked for again."""
+    """The bootstrap dies: a connection may break with it, and its stream is continued."""
     answers: int = 0
     broken: int = 0
     refused: int = 0
@@ -84,43 +109,60 @@ class Client:
 
     def run(self, leave: threading.Event) -> None:
         while not leave.is_set():
-            try:
-                self._ask()
-            except httpx.TransportError as error:
-                self.broken += 1
-                if not self.may_break:
-                    self.wrong.append(f"the stream broke after {self.had} tokens: {error!r}")
-                time.sleep(0.2)
+            self._ask()
 
     def _ask(self) -> None:
-        body = {"model": self.model, "prompt": list(self.prompt), "max_tokens": len(self.want)}
-        body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True}
-        got: list[int] = []
-        self.had, last = 0, time.monotonic()
+        """Send the request, and again with the id of the last event after each break that may come."""
+        fields = {"model": self.model, "prompt": list(self.prompt), "max_tokens": len(self.want)}
+        fields |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True}
+        body, got = json.dumps(fields).encode(), _Stream()
+        self.had, ends = 0, time.monotonic() + ANSWER_S
+        while not got.ended:
+            try:
+                self._read(body, got)
+            except httpx.TransportError as error:
+                self.broken += 1
+                if not self.may_break or time.monotonic() > ends:
+                    self.wrong.append(f"the stream broke after {self.had} tokens: {error!r}")
+                    got.ended = True
+                time.sleep(0.2)
+        if not got.is_whole:
+            return
+        self.answers += 1
+        if got.tokens != list(self.want):
+            pairs = enumerate(zip(got.tokens, self.want, strict=False))
+            place = next((at for at, (a, b) in pairs if a != b), len(got.tokens))
+            self.wrong.append(f"parts from the reference at {place} of {len(self.want)}")
+
+    def _read(self, body: bytes, got: "_Stream") -> None:
+        """Read a connection to its end. Raises TransportError if it breaks."""
+        last = time.monotonic()
+        headers = {"content-type": "application/json"}
+        if got.last_id:
+            headers["last-event-id"] = got.last_id
         url = f"{self.stack.url}/v1/completions"
-        with web().stream("POST", url, json=body, timeout=ANSWER_S) as reply:
+        with web().stream("POST", url, content=body, headers=headers, timeout=ANSWER_S) as reply:
             if reply.status_code in (429, 503):
                 reply.read()
                 self._note_refusal(reply)
+                got.ended = not got.last_id  # a stream that has begun is continued
                 return
             for line in reply.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    self._note_error(event["error"])
-                    return
-                for choice in event["choices"]:
-                    got += choice.get("token_ids") or []
-                now = time.monotonic()
-                self.longest_gap_s, last = max(self.longest_gap_s, now - last), now
-                self.had = len(got)
-        self.answers += 1
-        if got != list(self.want):
-            place = next(
-                (at for at, (a, b) in enumerate(zip(got, self.want, strict=False)) if a != b), len(got)
-            )
-            self.wrong.append(f"parts from the reference at {place} of {len(self.want)}")
+                name, _, value = line.partition(": ")
+                if name == "id":
+                    got.id = value
+                elif line == "data: [DONE]":
+                    got.ended = got.is_whole = True
+                elif name == "data":
+                    got.take(json.loads(value))
+                    now = time.monotonic()
+                    self.longest_gap_s, last = max(self.longest_gap_s, now - last), now
+                    self.had = len(got.tokens)
+            if got.error:
+                self._note_error(got.error)
+                got.ended, got.error = not self.may_break, {}
+            elif not got.ended:
+                raise httpx.RemoteProtocolError("the stream ended before [DONE]")
 
     def _note_refusal(self, reply: httpx.Response) -> None:
         """A request that comes while a side is away may be told so: no stream has begun."""
@@ -251,7 +293,7 @@ class Found:
     fault: str
     answers: int
     broken: int
-    """Streams that ended before their time; allowed where the bootstrap died."""
+    """Connections that ended early, or found no bootstrap. Their streams were continued."""
     refused: int
     """Requests that were told, before they had begun, that a side has no worker."""
     longest_gap_s: float
@@ -324,11 +366,13 @@ def _asking(clients: Sequence[Client]) -> Iterator[None]:
 @contextmanager
 def scene_of(shape: str, model: Path, engine: str) -> Iterator[Scene]:
     """Context of a stack in the form of `shape`, whose workers compute on `engine`."""
+    key = model / "reasoning-key"
+    key.write_text("a key that outlives the bootstrap\n")
     # Lives as short as a user's: a fault has to be noticed by the defaults.
     run = partial(
         running_stack,
         str(model),
-        bootstrap={"lease_ms": "3000"},
+        bootstrap={"lease_ms": "3000", "reasoning_key_file": str(key)},
         dtype="float32",
         kv_cache_memory="16MiB",
         by_commands=engine == "vllm",

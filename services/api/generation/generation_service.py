@@ -21,6 +21,7 @@ from baton.api.generation.transcript import Transcript
 from baton.api.http.authentication import caller_in, prefix_owner_in
 from baton.api.http.http_exchange import HttpExchange, exchange_of
 from baton.api.http.metrics import HttpMetrics
+from baton.api.http.request_headers import takes_events_for_lines
 from baton.api.http.tenants import tenant_of
 from baton.api.model_interface import Model
 from baton.api.requests.cache_salt import salt_of
@@ -171,7 +172,8 @@ class GenerationService:
         """Begin the event stream, if the request asks for one, and return the rendering. From now on the
         stream sends keep-alives, because encoding the prompt and compiling a grammar may take long."""
         if body.stream:
-            framing = rendering.framing if body.event_ids else rendering.framing.without_ids
+            has_ids = has_event_ids(exchange, body, rendering)
+            framing = rendering.framing if has_ids else rendering.framing.without_ids
             exchange.begin_events(framing, rendering.failure, self._settings.stream_silence_s)
         return rendering
 
@@ -233,7 +235,8 @@ class GenerationService:
         )
         if not body.stream:
             return WholeReply(answering)
-        ids = self._ids(request, start, body, choices)
+        has_ids = has_event_ids(exchange, body, rendering)
+        ids = self._ids(request, start, choices) if has_ids else None
         return StreamedReply(answering, ids, start.position)
 
     def _detokenizer(self, request: WorkerRequest, meaning: Meaning) -> Detokenizer:
@@ -250,16 +253,20 @@ class GenerationService:
         self,
         request: Request,
         start: AnswerStart,
-        body: GenerationRequest,
         choices: Sequence[ChoiceAssembler],
-    ) -> EventIds | None:
-        """Return the ids of the stream's events, or None if the request wants none. Raises ApiError if a
-        stream cannot be continued here."""
-        if not body.event_ids:
-            return None
+    ) -> EventIds:
+        """Return the ids of the stream's events. Raises ApiError if a stream cannot be continued here."""
         most = [own[0].request.max_tokens for own in by_request(choices)]
         digest, engine = exchange_of(request).body_digest, _engine_digest(self._backend.limits())
         return self._starts.ids(start, request.scope["path"], digest, engine, most, len(choices))
+
+
+def has_event_ids(exchange: HttpExchange, body: GenerationRequest, rendering: Rendering) -> bool:
+    """Return whether the events of the stream have ids. Unless the request says so, a stream of unnamed
+    events has none for a client that takes each event for a line."""
+    if body.event_ids is not None:
+        return body.event_ids
+    return rendering.framing.named or not takes_events_for_lines(exchange.headers)
 
 
 def _engine_digest(limits: Limits) -> bytes:

@@ -298,8 +298,9 @@ class GenerationRequest(Sampled):
     """Name of the model. Absent: the served model."""
     stream: bool = False
     stream_options: StreamOptions | None = None
-    event_ids: bool = True
-    """Whether each event of a stream has an id, behind which the stream can be continued."""
+    event_ids: bool | None = None
+    """Whether each event of a stream has an id, behind which the stream can be continued. Absent: yes, unless
+    the client is one that ids would break."""
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     n: Annotated[Whole, Field(ge=1, le=CHOICES_MAX)] = 1
     """Number of choices to return for each prompt."""

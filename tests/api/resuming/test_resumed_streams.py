@@ -164,6 +164,20 @@ async def test_ids_are_left_out_for_clients_that_cannot_read_them() -> None:
         assert all(event.raw.startswith("data: ") for event in events)
 
 
+async def test_load_generators_that_take_an_event_for_a_line_get_no_ids() -> None:
+    aiohttp = {"user-agent": "Python/3.12 aiohttp/3.13.2"}
+    async with router(CASES["chat"].writer) as one:
+        for name in ("chat", "completion"):
+            case = CASES[name]
+            plain = await one.stream(case.path, case.body, **aiohttp)
+            assert all(event.raw.startswith("data: ") for event in plain)
+            asked = await one.stream(case.path, {**case.body, "event_ids": True}, **aiohttp)
+            assert all(event.id for event in asked)
+            assert await one.stream(case.path, {**case.body, "event_ids": True}, asked[3].id, **aiohttp)
+        case = CASES["message"]
+        assert all(event.id for event in await one.stream(case.path, case.body, **aiohttp))
+
+
 async def test_an_answer_that_differs_is_not_continued() -> None:
     """Workers whose arithmetic is another one may draw another token. The client is told so."""
     first_writer, other_writer = Writer("The quick brown fox jumps"), Writer("The quick red fox jumps")
