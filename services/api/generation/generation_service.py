@@ -235,8 +235,7 @@ class GenerationService:
         )
         if not body.stream:
             return WholeReply(answering)
-        has_ids = has_event_ids(exchange, body, rendering)
-        ids = self._ids(request, start, choices) if has_ids else None
+        ids = self._ids(request, start, choices) if has_event_ids(exchange, body, rendering) else None
         return StreamedReply(answering, ids, start.position)
 
     def _detokenizer(self, request: WorkerRequest, meaning: Meaning) -> Detokenizer:
