@@ -94,11 +94,19 @@ class LeaseThread:
         """End the lease thread, and wait for its end at most a bounded time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
-                await self._there(self._channels.close())
+                await self._there(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join, STOP_S)
 
     # ---- in the thread
+
+    async def _end(self) -> None:
+        """Close the channels, and wait for the end of all tasks of the thread, which are cancelled."""
+        await self._channels.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _make_keeper(self, address: str, on_opener: Callable[[Opener, Opener], None]) -> LeaseKeeper:
         def channel() -> Any:
