@@ -52,11 +52,11 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
     @router.get("/ping")
     async def ping() -> Response:
         """Answer whether a request could be served, in SageMaker's format."""
-        return Response(status_code=503 if _missing(registry) else 200)
+        return Response(status_code=503 if unavailable(registry) else 200)
 
     @router.get("/ready")
     async def ready(request: Request) -> JSONResponse:
-        problems = _missing(registry)
+        problems = unavailable(registry)
         if not getattr(request.state, "operator", True):
             state = {"status": "unavailable" if problems else "ok", "problems": problems}
             return JSONResponse(state, status_code=503 if problems else 200)
@@ -140,7 +140,7 @@ def _id(text: str) -> RoomId:
     return RoomId(int(text))
 
 
-def _missing(registry: Registry) -> list[str]:
+def unavailable(registry: Registry) -> list[str]:
     """Return texts that say why no request can be served: a side has no ready worker, or ready workers do not
     connect. Empty if requests can be served."""
     return [f"no {side.value} worker is ready" for side in registry.missing()] + [

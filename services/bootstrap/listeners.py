@@ -7,8 +7,9 @@ address protects it, which is this machine's loopback by default.
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from baton.api.http.cors import open_to
 from baton.api.http.middleware import ApiMiddleware
 from baton.api.http.rate_limit import RateLimit
 from baton.bootstrap.settings import BootstrapSettings
-from baton.runtime.listening_ports import bind_port
+from baton.runtime.listening_ports import bind_port, reserve_port, start_listening
 from baton.runtime.logging import Log
 from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.tls_files import TlsFiles
@@ -78,6 +79,8 @@ class HttpListeners:
     """Longest time in seconds for which a connection may be idle between two requests."""
     _connections_max: int
     """Most connections of each port at one time."""
+    _is_shared: bool
+    """Whether other bootstraps listen on the API's port, too."""
 
     def close(self) -> None:
         """Close the sockets, if start-up failed before they were served."""
@@ -90,13 +93,20 @@ class HttpListeners:
         pages: Callable[[], ApiMiddleware],
         graceful_s: int,
         connections: ClosedConnections,
+        until_ready: Callable[[], Awaitable[None]] | None = None,
     ) -> HttpServers:
         """Serve both ports. `pages`: makes the app of the operators' own port. `graceful_s`: time for running
-        requests at shutdown, in seconds."""
-        first = await self._serve(0, open_to(api, self._origins), graceful_s, connections)
-        if not self.apart:
-            return HttpServers(first, None)
-        return HttpServers(first, await self._serve(1, pages(), PAGES_S, connections))
+        requests at shutdown, in seconds.
+
+        `until_ready`: waits until requests can be served. A port that other bootstraps share takes no
+        connection before, since another one may serve it.
+        """
+        second = await self._serve(1, pages(), PAGES_S, connections) if self.apart else None
+        if self._is_shared:
+            if until_ready is not None:
+                await until_ready()
+            start_listening(self._sockets[0])
+        return HttpServers(await self._serve(0, open_to(api, self._origins), graceful_s, connections), second)
 
     async def _serve(
         self, which: int, app: ASGIApp, graceful_s: int, connections: ClosedConnections
@@ -123,7 +133,8 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
     tls = settings.http_tls
     if tls is not None:
         tls.context()
-    sockets = [bind_port(settings.host, settings.http_port, "--http-port", is_shared=settings.reuse_port)]
+    bind = partial(reserve_port, is_shared=True) if settings.reuse_port else bind_port
+    sockets = [bind(settings.host, settings.http_port, "--http-port")]
     if settings.admin_port is not None:
         sockets.append(bind_port(settings.admin_host, settings.admin_port, "--admin-port"))
     _warn(settings, keyless=keys is None, admin_keyless=admin_keys is None)
@@ -154,6 +165,7 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
         settings.cors_origins,
         settings.http_keep_alive_ms / 1000,
         settings.max_connections,
+        settings.reuse_port,
     )
 
 

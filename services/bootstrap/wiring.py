@@ -3,10 +3,10 @@
 import asyncio
 import os
 import secrets
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
@@ -16,7 +16,7 @@ from baton.api.served_model import ServedModel, load_served_model
 from baton.api.settings import ApiSettings
 from baton.api.text.tokenizer import keep_torch_out
 from baton.bootstrap.accept_probe import AcceptProbe
-from baton.bootstrap.admin_routes import admin_router, probe_router
+from baton.bootstrap.admin_routes import admin_router, probe_router, unavailable
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.canary_request import canary_request
@@ -60,6 +60,9 @@ LAST_WORDS_S: Final = 2
 """Longest time in seconds for clients to receive the reason for which their requests are cut off at
 shutdown."""
 ROOM_ID_BITS: Final = 62
+READY_S: Final = 20.0
+"""Longest time in seconds for which a router leaves a shared port to others because no workers serve."""
+READY_LOOK_S: Final = 0.02
 
 
 def run(settings: BootstrapSettings) -> int:
@@ -103,16 +106,18 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         tracer,
     )
     freeze_loaded_objects()
+    running = (accept_probe.run(), rooms.keep_time(accept_probe.accepted_until_ms), canary.run())
+    work = [asyncio.create_task(each) for each in running]
     http = await listeners.serve(
         app,
         lambda: create_pages(app, [probes, *admin], listeners.admin),
         settings.drain_timeout_ms // 1000 + LAST_WORDS_S,
         ClosedConnections(metrics_registry),
+        partial(_until_ready, rooms.registry, shutdown),
     )
     log.info(
         "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name
     )
-    work = (accept_probe.run(), rooms.keep_time(accept_probe.accepted_until_ms), canary.run())
     try:
         return 0 if await _run(work, shutdown, http, rooms, settings.drain_timeout_ms) else 1
     finally:
@@ -189,7 +194,7 @@ async def _start_grpc(server: Server, rooms: RoomController) -> None:
 
 
 async def _run(
-    work: Iterable[Coroutine[Any, Any, None]],
+    work: Sequence[asyncio.Task[None]],
     shutdown: asyncio.Event,
     http: HttpServers,
     rooms: RoomController,
@@ -197,18 +202,25 @@ async def _run(
 ) -> bool:
     """Run the router's background tasks until `shutdown` is set and requests are drained. Return whether all
     were answered. Raises the error of a task that failed."""
-    tasks = [asyncio.create_task(each) for each in work]
     stopping = asyncio.create_task(shutdown.wait())
     try:
-        done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({stopping, *work}, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stopping}:
             task.result()
         log.info("draining", rooms=rooms.registry.open_count())
         return await _drain(http, rooms, drain_timeout_ms)
     finally:
-        for task in (stopping, *tasks):
+        for task in (stopping, *work):
             task.cancel()
-        await asyncio.gather(stopping, *tasks, return_exceptions=True)
+        await asyncio.gather(stopping, *work, return_exceptions=True)
+
+
+async def _until_ready(registry: Registry, shutdown: asyncio.Event) -> None:
+    """Wait until a pair of workers serves, at most READY_S seconds, or until the router has to stop."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            while unavailable(registry) and not shutdown.is_set():  # noqa: ASYNC110 - once, at a start
+                await asyncio.sleep(READY_LOOK_S)
 
 
 async def _close(server: Server, rooms: RoomController, channels: Channels, tracer: Tracer) -> None:

@@ -18,12 +18,17 @@ def bind_port(host: str, port: int, flag: str, *, is_shared: bool = False) -> so
     """
     sock = reserve_port(host, port, flag, is_shared=is_shared)
     try:
-        sock.listen(BACKLOG)
+        start_listening(sock)
     except OSError as error:
         sock.close()
         raise cannot_listen(host, port, flag, error) from None
-    sock.setblocking(False)
     return sock
+
+
+def start_listening(sock: socket.socket) -> None:
+    """Let a socket of `reserve_port` take connections. Raises OSError."""
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
 
 
 def reserve_port(

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -114,6 +115,60 @@ def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) 
         gone, alive = psutil.wait_procs(children, timeout=STOP_S)
         assert len(gone) >= 3
         assert not alive
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(STOP_S)
+
+
+def _bootstraps(serve: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process(serve.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a process that was killed
+            found += [each] if "bootstrap" in each.cmdline() else []
+    return found
+
+
+def _listening(processes: Sequence[psutil.Process], port: int) -> list[psutil.Process]:
+    """Return the processes that take connections on a port."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            ports = [
+                each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN
+            ]
+            found += [process] if port in ports else []
+    return found
+
+
+def test_two_bootstraps_share_a_port_and_the_port_is_served_while_one_starts_again(
+    tmp_path: Path, demo_model_dir: Path
+) -> None:
+    log, port, grpc_ports = tmp_path / "serve.log", free_port(), free_neighbours(2)
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(port), "--bootstraps", "2"]
+    command += ["--model", str(demo_model_dir), "--kv-cache-memory", "128MiB"]
+    command += ["--grpc-port", str(grpc_ports)]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ)
+    try:
+        _said(log, "Ready:", process)
+        first = _bootstraps(process)
+        assert len(first) == 2
+        first[0].kill()
+        statuses = [web().get(f"{url}/ready").status_code for _ in range(3)]  # while it is away
+        deadline = time.monotonic() + READY_S
+        while len(_listening(_bootstraps(process), port)) < 2:
+            statuses.append(web().get(f"{url}/ready").status_code)
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        statuses += [web().get(f"{url}/ready").status_code for _ in range(20)]  # of either
+        assert set(statuses) == {200}, "one that starts leaves the port to the other"
+        with ThreadPoolExecutor(8) as clients:
+            assert all("Paris" in text for text in clients.map(lambda _: _ask(url), range(8)))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_S) == 0, log.read_text()
     finally:
         if process.poll() is None:
             process.kill()
