@@ -1,7 +1,7 @@
 """Turn of one rank: the order in which it votes, agrees with the other ranks, moves its rooms and computes.
 
-All ranks of a worker take the same turns. A driver carries commands, evidence and messages between the ranks.
-In each turn it makes one `Turn` on each rank, and uses it in this order:
+All ranks of a worker take the same turns (`same-turns`). A driver carries commands, evidence and messages
+between the ranks. In each turn it makes one `Turn` on each rank, and uses it in this order:
 
 * `Turn(...)` votes from this rank's evidence. The result is `ballot`.
 * `agree` enters the minimum of all ranks' ballots. The result is `verdict`.
