@@ -260,9 +260,10 @@ def test_every_port_that_is_named_exists(case: str) -> None:
         assert {each["targetPort"] for each in service["spec"]["ports"]} <= ports(bootstrap).keys()
     for pod in pods(case):
         if pod.component != "bootstrap":
-            host, _, port = settings(pod).bootstrap.rpartition(":")
-            [service] = [one for one in of_kind(case, "Service") if one["metadata"]["name"] == host]
-            assert int(port) in {each["port"] for each in service["spec"]["ports"]}
+            for address in settings(pod).bootstrap:
+                host, _, port = address.rpartition(":")
+                [service] = [one for one in of_kind(case, "Service") if one["metadata"]["name"] == host]
+                assert int(port) in {each["port"] for each in service["spec"]["ports"]}
 
 
 @pytest.mark.parametrize("case", CASES)

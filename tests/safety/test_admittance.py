@@ -14,7 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.decode.settings import DecodeSettings
-from baton.ids import Incarnation, RoomId
+from baton.ids import Incarnation, Opener, RoomId
 from baton.rooms.phases import Side
 from baton.rooms.timeline import Moment
 from baton.runtime.errors import StartupError
@@ -270,7 +270,7 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
 ) -> None:
     now_s = [0.0]
     monkeypatch.setattr("baton.wire.tls_identity.FileChanges", partial(_changes, now_s))
-    monkeypatch.setattr("baton.worker.reporter.RETRY_S", 0.05)
+    monkeypatch.setattr("baton.worker.report_queue.RETRY_S", 0.05)
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
     put(live, before, "decode")
@@ -278,6 +278,7 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
         tls = {"tls_cert": str(live.cert), "tls_key": str(live.key), "tls_ca": str(live.ca)}
         host = FollowerHost(load(DecodeSettings, {"name": "decode-0", "bootstrap": address} | tls, {}))
         host.led_by(Incarnation(7), b"of the ranks")
+        host.reporter.use({Opener(1): address}, is_only_one=True)
         host.reporter.report_of_rank(RoomId(1), Moment.LANDED)
         await host.reporter.flush()
         assert len(served) == 1

@@ -5,11 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import pytest
-import zmq
-import zmq.asyncio
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from baton.ids import PageId
 from baton.pages.kv_event_log import KvEventLog
@@ -26,6 +22,11 @@ class Publishing:
     """A prefix tree whose changes are published, and sockets of a subscriber."""
 
     def __init__(self, folder: Path) -> None:
+        import msgspec
+        import zmq.asyncio
+        from vllm.distributed import kv_events
+
+        self.types = kv_events
         self.tree = PrefixTree((BLOCK,))
         log = KvEventLog(BLOCK)
         self.tree.listener = log
@@ -37,7 +38,7 @@ class Publishing:
         self.subscriber.connect(live)
         self.subscriber.subscribe(TOPIC)
         self.replays.connect(earlier)
-        self._decoder = msgspec.msgpack.Decoder(type=KVEventBatch)
+        self._decoder = msgspec.msgpack.Decoder(type=kv_events.KVEventBatch)
 
     def enter(self, prompt: tuple[int, ...], first_page: int, salt: int = 0) -> None:
         pinned = self.tree.match(prompt, salt)
@@ -80,11 +81,11 @@ async def publishing(tmp_path: Path) -> AsyncIterator[Publishing]:
 
 
 async def test_stored_and_removed_blocks_are_read_by_vllms_types(publishing: Publishing) -> None:
-    assert await publishing.read() == (0, [AllBlocksCleared()])
+    assert await publishing.read() == (0, [publishing.types.AllBlocksCleared()])
     publishing.enter(PROMPT, 0)
     number, [stored] = await publishing.read()
     assert number == 1
-    assert isinstance(stored, BlockStored)
+    assert isinstance(stored, publishing.types.BlockStored)
     assert (stored.parent_block_hash, stored.block_size, stored.medium) == (None, BLOCK, "GPU")
     assert stored.token_ids == list(PROMPT)
     assert len(set(stored.block_hashes)) == 3
@@ -94,7 +95,7 @@ async def test_stored_and_removed_blocks_are_read_by_vllms_types(publishing: Pub
     assert branch.token_ids == [7, 8, 9, 10]
     publishing.tree.evict(1)
     _, [removed] = await publishing.read()
-    assert isinstance(removed, BlockRemoved)
+    assert isinstance(removed, publishing.types.BlockRemoved)
     assert removed.block_hashes == stored.block_hashes[2:]
 
 
@@ -114,5 +115,5 @@ async def test_same_root_only_what_is_cached_under_a_salt_is_not_published(publi
     publishing.enter(tuple(range(BLOCK)), 10)
     publishing.tree.evict(3)
     _, events = await publishing.read()
-    assert [type(each) for each in events] == [BlockStored]
+    assert [type(each) for each in events] == [publishing.types.BlockStored]
     assert events[0].token_ids == list(range(BLOCK))
