@@ -55,7 +55,7 @@ def live(side: str, bootstrap: str, metrics_port: int) -> None:
     """Run a worker until its process is ended."""
     common: dict[str, Any] = {
         "name": f"{side}-bench",
-        "bootstrap": bootstrap,
+        "bootstrap": (bootstrap,),
         "metrics_port": metrics_port,
         "model": MODEL,
         "log_level": "warning",

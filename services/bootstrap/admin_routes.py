@@ -22,7 +22,6 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from baton.api.http.authentication import operators_only
 from baton.fleet.registry import Registry
@@ -31,6 +30,7 @@ from baton.ids import RoomId
 from baton.rooms.errors import UnknownRoom, UnknownWorker
 from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WEIGHT_TOTAL
+from baton.web.metrics_exposition import choose_exposition
 from baton.wire.malformed import Malformed
 from baton.wire.registration import process_from_wire
 
@@ -106,7 +106,7 @@ def admin_router(
     async def metrics_page(
         request: Request, name: Annotated[tuple[str, ...], Query(alias="name[]", max_length=NAMES_MAX)] = ()
     ) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = choose_exposition(request.headers.get("accept", ""))
         chosen = metrics.restricted_registry(name) if name else metrics
         return Response(encode(chosen), media_type=content_type)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +20,7 @@ from starlette.routing import Route
 
 from baton.web.closed_connections import ClosedConnections
 from baton.web.http_server import HttpServer, serve_http
+from baton.web.metrics_exposition import choose_exposition
 
 GRACEFUL_TIMEOUT_S: Final = 2
 
@@ -58,7 +58,7 @@ def metrics_app(
     """Return a worker's four pages (metrics, started, health, ready) as an ASGI application."""
 
     async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = choose_exposition(request.headers.get("accept", ""))
         return Response(encode(registry), media_type=content_type)
 
     async def started(_: Request) -> Response:

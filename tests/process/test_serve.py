@@ -157,6 +157,7 @@ def test_two_bootstraps_share_a_port_and_the_port_is_served_while_one_starts_aga
         first = _bootstraps(process)
         assert len(first) == 2
         first[0].kill()
+        first[0].wait(STOP_S)
         statuses = [web().get(f"{url}/ready").status_code for _ in range(3)]  # while it is away
         deadline = time.monotonic() + READY_S
         while len(_listening(_bootstraps(process), port)) < 2:

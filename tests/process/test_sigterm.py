@@ -167,8 +167,8 @@ def test_past_its_drain_time_a_bootstrap_tells_each_client_why_before_it_ends(pa
         for line in reply.iter_lines():
             if line.startswith("data: "):
                 events.append(json.loads(line[6:]))
-            if len(events) == 3 and line:
-                bootstrap.process.terminate()
+                if len(events) == 3:
+                    bootstrap.process.terminate()
     error = events[-1]["error"]
     assert error["code"] == "bootstrap_lost", error
     assert "drain time of 1 s has passed" in error["message"]

@@ -316,10 +316,10 @@ async def test_nobody_else_reads_a_destination_or_opens_a_room(
 async def test_whoever_started_a_worker_reports_its_exit_with_its_certificate(
     safe: SafeStack, ours: Path
 ) -> None:
-    address = f"127.0.0.1:{safe.grpc_port}"
-    await reporter(address, of(ours, "decode"))("nobody", 1, b"")
+    addresses = [f"127.0.0.1:{safe.grpc_port}"]
+    await reporter(addresses, of(ours, "decode"))("nobody", 1, b"")
     with pytest.raises(RemoteError):
-        await reporter(address, None)("nobody", 1, b"")
+        await reporter(addresses, None)("nobody", 1, b"")
 
 
 async def test_no_certificate_has_a_worker_taken_for_gone_that_lives(safe: SafeStack, ours: Path) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.http import web
-from tests.process.cancelling import cancel_room
+from tests.process.cancelling import cancel_room, opener_at
 from tests.process.stack import READY_S
 from tests.trace.collector import Collector, Seen, collecting
 from tests.trace.serving import RUN_TOKEN, Served, events_of, in_order, serving
@@ -176,7 +176,8 @@ def test_a_failed_request_has_the_cause_in_each_of_its_spans(served: Served, col
 
 
 def cancel(served: Served, room: int, why: str) -> None:
-    cancel_room(grpc_address(served), room, why, RUN_TOKEN)
+    address = grpc_address(served)
+    cancel_room(address, room, why, RUN_TOKEN, opener_at(address, RUN_TOKEN))
 
 
 def grpc_address(served: Served) -> str:
