@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,13 +18,19 @@ import httpx
 
 from tests.deploy.chart import Pod
 
-START_S: Final = 180.0
+START_S: Final = 300.0
 STOP_S: Final = 60.0
 POLL_S: Final = 0.1
 
 MAIN: Final = """
-import os, sys
+import os, socket, sys
 writable = tuple(os.environ.pop("WRITABLE").split(":"))
+name, *addresses = os.environ.pop("NAME").split(",")
+look_up = socket.getaddrinfo
+def getaddrinfo(host, port, *args, **kwargs):
+    hosts = addresses if host == name else [host]
+    return [found for each in hosts for found in look_up(each, port, *args, **kwargs)]
+socket.getaddrinfo = getaddrinfo
 def watch(event, arguments):
     if event == "open":
         path, flags = arguments[0], arguments[2]
@@ -38,7 +44,9 @@ sys.argv[0] = "baton"
 from baton.cli.main import main
 main()
 """
-"""Baton, told on of each file that Python code opens for writing elsewhere than where its pod may write."""
+"""Baton, told on of each file that Python code opens for writing elsewhere than where its pod may write.
+
+`NAME` is a host name and its addresses, as a cluster's name server has them for a headless Service."""
 
 
 @dataclass
@@ -47,14 +55,20 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
     http: httpx.Client
+    address: str = "127.0.0.1"
+    """Address of the pod."""
+
+    def port(self, name: str) -> int:
+        [port] = [each["containerPort"] for each in self.pod.main["ports"] if each["name"] == name]
+        assert isinstance(port, int)
+        return port
 
     def probe(self, name: str) -> int:
         """Return the HTTP status that the kubelet would get; 0 for no answer."""
         asked = self.pod.main[name]["httpGet"]
-        [port] = [each["containerPort"] for each in self.pod.main["ports"] if each["name"] == asked["port"]]
-        scheme = asked.get("scheme", "HTTP").lower()
+        scheme, port = asked.get("scheme", "HTTP").lower(), self.port(asked["port"])
         try:
-            return self.http.get(f"{scheme}://127.0.0.1:{port}{asked['path']}").status_code
+            return self.http.get(f"{scheme}://{self.address}:{port}{asked['path']}").status_code
         except httpx.TransportError:
             return 0
 
@@ -74,14 +88,22 @@ class Running:
 
 
 def run(
-    pod: Pod, folder: Path, replaced: Mapping[str, str], packages: Path | None = None, **environ: str
+    pod: Pod,
+    folder: Path,
+    replaced: Mapping[str, str],
+    packages: Path | None = None,
+    *,
+    address: str = "127.0.0.1",
+    name: Sequence[str] = (),
 ) -> Running:
     """Start the pod's one container. `replaced`: what stands in its flags for what only a cluster has.
-    `packages`: all that it may import, if not this interpreter's."""
+    `packages`: all that it may import, if not this interpreter's. `address`: where it listens. `name`: a host
+    name, and its addresses."""
     home, log = folder / "home", folder / "log"
     home.mkdir(parents=True)
     arguments = list(pod.main["args"])
-    for old, new in {**replaced, "/home/baton": str(home)}.items():
+    own = {"0.0.0.0": address, "$(POD_IP)": address, "/home/baton": str(home)}
+    for old, new in {**replaced, **own}.items():
         arguments = [each.replace(old, new) for each in arguments]
     told = {each["name"]: each.get("value", "") for each in pod.main["env"]}
     python = [sys.executable] if packages is None else [sys.executable, "-S"]
@@ -94,7 +116,7 @@ def run(
                 "OMP_NUM_THREADS": "1",
                 "PATH": os.environ["PATH"],
                 **({} if packages is None else {"PYTHONPATH": str(packages)}),
-                **environ,
+                "NAME": ",".join(name),
                 "HOME": str(home),
                 "WRITABLE": f"{home}:/tmp/:/dev/",
             },
@@ -102,4 +124,4 @@ def run(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    return Running(pod, process, log, httpx.Client(verify=False, trust_env=False, timeout=5))
+    return Running(pod, process, log, httpx.Client(verify=False, trust_env=False, timeout=5), address)

@@ -100,6 +100,9 @@ def test_keda_asks_each_side_for_its_own_queue_and_takes_no_answer_for_none() ->
             assert asked["ignoreNullValues"] == "false"
             of_pods = f'{{namespace="baton", pod=~"{name}-.+"}}' in asked["query"]
             assert of_pods is (trigger["name"] != "seconds"), "the bootstrap counts the seconds"
+            assert asked["query"].startswith("sum(" if of_pods else "max("), (
+                "each bootstrap counts all seconds"
+            )
     assert [trigger["name"] for trigger in scaled["baton-prefill"]["triggers"]] == ["waiting", "seconds"]
     for name in ("baton-decode", "baton-both"):
         assert [trigger["name"] for trigger in scaled[name]["triggers"]] == ["waiting", "running"]

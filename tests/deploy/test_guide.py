@@ -5,10 +5,13 @@ import shlex
 from pathlib import Path
 
 import yaml
+from cryptography import x509
 
+from baton.cli.certs import make_certs
 from baton.cli.metric_catalog import exported
 from baton.runtime.settings import settings_of
-from tests.deploy.chart import CHART, ROOT, helm
+from baton.wire.service_role import ServiceRole
+from tests.deploy.chart import CHART, NAMESPACE, ROOT, helm, of_kind
 from tests.deploy.flags import CLASSES
 
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
@@ -63,6 +66,26 @@ def test_the_admin_port_is_asked_in_the_way_in_which_the_values_that_are_shown_s
     asked = re.findall(r"(https?)://[\w.]+:8001", GUIDE)
     assert len(asked) > 2
     assert set(asked) == schemes
+
+
+def test_the_certificates_that_are_shown_are_for_all_names_of_the_bootstraps(tmp_path: Path) -> None:
+    """Each bootstrap has the same ones. Workers check the party's name, so no address is in them."""
+    [made] = [shlex.split(line) for line in commands() if line.startswith("baton certs ")]
+    given = [value for flag, value in zip(made[3::2], made[4::2], strict=True) if flag == "--name"]
+    make_certs(tmp_path / "certs", given)
+    names = {name: dns_names(tmp_path / "certs" / f"{name}.crt") for name in ("http", "bootstrap")}
+    services = [each["metadata"]["name"] for each in of_kind("replicas", "Service")]
+    wanted = [f"{name}.{NAMESPACE}.svc" for name in services if not name.endswith("-admin")]
+    assert wanted == ["baton.baton.svc", "baton-bootstrap-grpc.baton.svc"]
+    assert names["http"] == ["baton.example.org", *wanted]
+    assert names["bootstrap"] == [ServiceRole.BOOTSTRAP.tls_name]
+
+
+def dns_names(certificate: Path) -> list[str]:
+    read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(
+        x509.DNSName
+    )
 
 
 def test_the_install_commands_that_are_shown_render(tmp_path: Path) -> None:

@@ -276,16 +276,6 @@ def test_clients_find_the_api_at_the_usual_port_of_what_it_speaks_or_where_they_
         assert (port["name"], port["port"]) == told
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_workers_reach_a_bootstrap_that_is_not_ready_and_whose_readiness_waits_for_them(case: str) -> None:
-    by_name = {each["metadata"]["name"]: each["spec"] for each in of_kind(case, "Service")}
-    assert by_name["baton-bootstrap-grpc"]["publishNotReadyAddresses"] is True
-    assert "publishNotReadyAddresses" not in by_name["baton"]
-    [deployment] = [each for each in of_kind(case, "Deployment") if "bootstrap" in each["metadata"]["name"]]
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
-
-
 def test_a_workers_name_is_its_pods() -> None:
     """A worker's name belongs to one process at a time, and so does a pod's name."""
     for case in CASES:
@@ -410,7 +400,7 @@ def _allowed(case: str, component: str) -> dict[Any, set[str]]:
 def test_only_the_named_peers_reach_the_control_and_data_ports() -> None:
     assert _allowed("default", "bootstrap") == {
         "http": {"everybody"},
-        "grpc": {"prefill", "decode"},
+        "grpc": {"bootstrap", "prefill", "decode"},
         "admin": {"monitoring"},
     }
     assert _allowed("tls", "bootstrap")["http"] == {"gateway"}
@@ -425,7 +415,7 @@ def test_only_the_named_peers_reach_the_control_and_data_ports() -> None:
         9500: {"prefill"},
         "metrics": {"monitoring"},
     }
-    assert _allowed("both", "bootstrap")["grpc"] == {"prefill", "decode", "both"}
+    assert _allowed("both", "bootstrap")["grpc"] == {"bootstrap", "prefill", "decode", "both"}
     assert _allowed("both", "both") == {
         8200: {"bootstrap"},
         8201: {"bootstrap", "decode", "both"},

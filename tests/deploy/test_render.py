@@ -15,7 +15,7 @@ from baton.both.settings import BothSettings
 from baton.decode.settings import DecodeSettings
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.settings import settings_of
-from tests.deploy.chart import CASES, CHART, ROOT, helm, named, objects, of_kind, template, values_file
+from tests.deploy.chart import CASES, CHART, ROOT, helm, named, objects, of_kind, pods, template, values_file
 
 OTHERS = frozenset(
     {"LeaderWorkerSet", "DisaggregatedSet", "ScaledObject", "ServiceMonitor", "PodMonitor"}
@@ -27,7 +27,7 @@ PLAIN = ("demo", "secured")
 
 SAID_BY_THE_CHART = {
     "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
-    | {"http_tls_key", "api_key_file", "admin_api_key_file", "grpc_host"},
+    | {"http_tls_key", "api_key_file", "admin_api_key_file", "grpc_host", "reasoning_key_file"},
     "worker": {"name", "advertise", "bootstrap", "grpc_port", "metrics_port", "device"}
     | {"tp", "pp", "rank", "world", "rendezvous", "meet_timeout_ms", "machines", "machine"}
     | {"side", "prefill_grpc_port", "prefill_metrics_port", "exit_file"},
@@ -73,19 +73,23 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
 
 
 @pytest.mark.parametrize(
-    ("case", "flag"), [("tls", "--admin-api-key-file=/etc/baton/admin-keys/keys"), ("secured", "")]
+    ("case", "flag", "name"),
+    [
+        ("tls", "--admin-api-key-file=/etc/baton/admin-keys/keys", "admin-keys"),
+        ("secured", "", "admin-keys"),
+        ("secured", "--reasoning-key-file=/etc/baton/reasoning-key/key", "reasoning-key"),
+        ("tls", "", "reasoning-key"),
+    ],
 )
-def test_the_bootstrap_gets_admin_keys_from_their_secret_if_there_is_one(case: str, flag: str) -> None:
-    [pod] = [
-        each["spec"]["template"]["spec"]
-        for each in objects(case)
-        if each["kind"] == "Deployment" and each["metadata"]["name"].endswith("-bootstrap")
-    ]
-    [container] = pod["containers"]
-    assert [each for each in container["args"] if each.startswith("--admin-api")] == ([flag] if flag else [])
-    mounted = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "admin-keys"]
-    secrets = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "admin-keys"]
-    assert (mounted, secrets) == (["/etc/baton/admin-keys"], ["baton-admin-keys"]) if flag else ([], [])
+def test_the_bootstrap_gets_further_keys_from_their_secret_if_there_is_one(
+    case: str, flag: str, name: str
+) -> None:
+    [pod] = [each for each in pods(case) if each.component == "bootstrap"]
+    start = "--admin-api" if name == "admin-keys" else "--reasoning"
+    assert [each for each in pod.main["args"] if each.startswith(start)] == ([flag] if flag else [])
+    mounted = [each["mountPath"] for each in pod.main["volumeMounts"] if each["name"] == name]
+    secrets = [each["secret"]["secretName"] for each in pod.spec["volumes"] if each["name"] == name]
+    assert (mounted, secrets) == (([f"/etc/baton/{name}"], [f"baton-{name}"]) if flag else ([], []))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +103,9 @@ def test_the_bootstrap_gets_admin_keys_from_their_secret_if_there_is_one(case: s
         ({"security": {"apiKeys": "off", "tls": {"grpc": {"bootstrap": "x"}, "http": "off"}}}, "grpc"),
         ({"security": {"apiKeys": "off", "adminKeys": {"secretNam": "x"}, "tls": "off"}}, "adminKeys"),
         ({"security": {"apiKeys": "off", "adminKeys": True, "tls": "off"}}, "adminKeys"),
+        ({"security": {"apiKeys": "off", "reasoningKey": True, "tls": "off"}}, "reasoningKey"),
+        ({"bootstrap": {"replicas": 2}}, "security.reasoningKey must be said"),
+        ({"bootstrap": {"replicas": 0}}, "replicas"),
         ({"prefil": {"replicas": 2}}, "prefil"),
         ({"decode": {"settings": {"max-roms": 3}}}, "max-roms"),
         ({"decode": {"settings": {"tp": 2}}}, "tp"),

@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if kindIs "bool" . -}}{{- not . | ternary "off" "" -}}{{- else if kindIs "string" . -}}{{- eq . "off" | ternary "off" "" -}}{{- end -}}
 {{- end -}}
 
-{{/* What was chosen of keys and TLS, as YAML: apiKeys, adminKeys, grpc, http, each with its Secrets or absent. Fails where nothing was. */}}
+{{/* What was chosen of keys and TLS, as YAML: apiKeys, adminKeys, reasoningKey, grpc, http, each with its Secrets or absent. Fails where nothing was. */}}
 {{- define "baton.security" -}}
 {{- $keys := .Values.security.apiKeys -}}
 {{- $tls := .Values.security.tls -}}
@@ -86,7 +86,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 {{- $chosen := dict -}}
 {{- if kindIs "map" $keys -}}{{- $_ := set $chosen "apiKeys" (dict "secretName" $keys.secretName "key" (default "keys" $keys.key)) -}}{{- end -}}
-{{- with .Values.security.adminKeys -}}{{- if kindIs "map" . -}}{{- $_ := set $chosen "adminKeys" (dict "secretName" .secretName "key" (default "keys" .key)) -}}{{- end -}}{{- end -}}
+{{- range $name, $key := dict "adminKeys" "keys" "reasoningKey" "key" -}}
+{{- with get $.Values.security $name -}}{{- if kindIs "map" . -}}{{- $_ := set $chosen $name (dict "secretName" .secretName "key" (default $key .key)) -}}{{- end -}}{{- end -}}
+{{- end -}}
+{{- if and (gt (int .Values.bootstrap.replicas) 1) (not (hasKey $chosen "reasoningKey")) -}}
+{{- fail "security.reasoningKey must be said where bootstrap.replicas is more than 1: {secretName: …, key: …} of a Secret whose key all bootstraps have, so that each continues the streams of another" -}}
+{{- end -}}
 {{- if kindIs "map" $tls -}}
 {{- range $part := list "grpc" "http" -}}
 {{- $one := get $tls $part -}}

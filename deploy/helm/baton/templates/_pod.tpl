@@ -57,6 +57,21 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{/* Over nodes as far as possible, if values have no constraints: dict root, component, one. */}}
+{{- define "baton.spread" -}}
+topologySpreadConstraints:
+  {{- with .one.topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "baton.selector" . | nindent 8 }}
+  {{- end }}
+{{- end -}}
+
 {{/* Where the volume of the model comes from, "download", "volume" or "": dict root, component. */}}
 {{- define "baton.modelSource" -}}
 {{- $model := .root.Values.model -}}

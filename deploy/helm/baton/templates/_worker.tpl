@@ -79,17 +79,8 @@ metadata:
   {{- include "baton.podMetadata" (merge (dict "component" .side) .) | nindent 2 }}
 spec:
   {{- include "baton.podSpec" (merge (dict "hooksSeconds" 0) .) | nindent 2 }}
-  {{- if .one.topologySpreadConstraints }}
-  topologySpreadConstraints:
-    {{- toYaml .one.topologySpreadConstraints | nindent 4 }}
-  {{- else if not .part }}
-  topologySpreadConstraints:
-    - maxSkew: 1
-      topologyKey: kubernetes.io/hostname
-      whenUnsatisfiable: ScheduleAnyway
-      labelSelector:
-        matchLabels:
-          {{- include "baton.selector" (dict "root" .root "component" .side) | nindent 10 }}
+  {{- if or .one.topologySpreadConstraints (not .part) }}
+  {{- include "baton.spread" . | nindent 2 }}
   {{- end }}
   {{- with include "baton.download" (dict "root" .root "one" .one "image" $image "component" .component) }}
   {{- . | nindent 2 }}
