@@ -7,20 +7,31 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
 from baton.bootstrap.admission.placement_request import QueueFull
+from baton.bootstrap.peer_bootstraps import PAGE_BYTES_MAX
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_messages import room_to_wire
+from baton.bootstrap.timeline import live_view
+from baton.bootstrap.timeline.page_json import page_json
+from baton.bootstrap.timeline.request_lookup import find_timeline
 from baton.fleet.room_entry import RoomPhase
 from baton.ids import Incarnation, RoomId
-from baton.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
+from baton.rooms.errors import Cause, NoCapacity, Reason, Refusal, UnknownRoom, UnknownWorker
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
 from baton.rooms.request import CHOICES_MAX
-from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.baton.v1 import (
+    bootstraps_pb2,
+    bootstraps_pb2_grpc,
+    rooms_pb2,
+    rooms_pb2_grpc,
+    workers_pb2,
+    workers_pb2_grpc,
+)
 from baton.wire.census import census_from_wire
 from baton.wire.conversions import Malformed, outcome_from_wire, peer_to_wire
 from baton.wire.errors import errors_as_status
@@ -126,6 +137,38 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
         async with errors_as_status(context):
             self._rooms.weigh(process_from_wire(request.process), weight_from_wire(request.prefill_weight))
         return workers_pb2.SetWeightReply()
+
+
+class BootstrapService(bootstraps_pb2_grpc.BootstrapServiceServicer):
+    """Service for the stack's other bootstraps. It answers from this one's own rooms and queue."""
+
+    def __init__(self, rooms: RoomController) -> None:
+        self._rooms = rooms
+
+    async def GetPage(
+        self, request: bootstraps_pb2.GetPageRequest, context: grpc.aio.ServicerContext
+    ) -> bootstraps_pb2.GetPageReply:
+        async with errors_as_status(context):
+            page = page_json(self._page(request)).encode()
+            if len(page) > PAGE_BYTES_MAX:
+                raise Refusal(f"its page has {len(page)} bytes, at most {PAGE_BYTES_MAX} are sent: call it")
+        return bootstraps_pb2.GetPageReply(opener=self._rooms.opener, json=page)
+
+    def _page(self, request: bootstraps_pb2.GetPageRequest) -> Any:
+        """Return what a page shows. Raises Malformed."""
+        match request.WhichOneof("page"):
+            case "timeline":
+                return find_timeline(self._rooms, request.timeline) or {}
+            case "summary":
+                return live_view.summary(self._rooms)
+            case "requests":
+                page = request.requests
+                if not 1 <= page.limit <= live_view.REQUESTS_MAX:
+                    raise Malformed(f"requests.limit must be 1 to {live_view.REQUESTS_MAX}")
+                found = live_view.requests(self._rooms, page.limit, page.search, failed=page.failed)
+                return {"requests": found}
+            case _:
+                raise Malformed("page is not set")
 
 
 class RoomService(rooms_pb2_grpc.RoomServiceServicer):

@@ -9,6 +9,7 @@ from baton.runtime.errors import SettingsError
 from baton.runtime.model_options import GenerationConfig
 from baton.runtime.service_settings import HOST_OR_NONE, RUN_TOKEN, ServiceSettings
 from baton.runtime.setting_kinds import (
+    ADDRESSES,
     DURATION_MS,
     FILE,
     HEADER,
@@ -32,6 +33,8 @@ GENERATION_CONFIG: Final = choices(*(each.value for each in GenerationConfig))
 REASONING_PARSER: Final = choices(AUTO, NONE, *format_names(REASONING_FORMATS))
 ADMIN_PORT: Final = optional(PORT, None)
 DURATION_MS_OR_NONE: Final = optional(DURATION_MS, None)
+NO_ADDRESSES: Final[tuple[str, ...]] = ()
+ADDRESSES_OR_NONE: Final = optional(ADDRESSES, NO_ADDRESSES)
 LOOPBACK: Final = "127.0.0.1"
 CONNECTIONS: Final = number(16, 1_000_000)
 ROOMS_KEPT: Final = number(1, 100_000)
@@ -100,6 +103,13 @@ class BootstrapSettings(ServiceSettings):
     )
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
     grpc_host: str = setting("", "Address that --grpc-port is on (not given: --host).", HOST_OR_NONE)
+    peer_bootstraps: tuple[str, ...] = setting(
+        (),
+        "The gRPC addresses of the stack's bootstraps, by commas: the pages for operators show the requests"
+        " of all. A name may stand for several, as that of a headless Service does, and this bootstrap may be"
+        " among them (not given: its own requests alone).",
+        ADDRESSES_OR_NONE,
+    )
     max_queue: int = setting(
         1024,
         "Most requests of one class and those above it waiting for a pair of workers; more get a 429. With"

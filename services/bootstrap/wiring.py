@@ -17,12 +17,13 @@ from baton.api.settings import ApiSettings
 from baton.api.text.tokenizer import keep_torch_out
 from baton.bootstrap.accept_probe import AcceptProbe
 from baton.bootstrap.admin_routes import admin_router, probe_router, unavailable
-from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
+from baton.bootstrap.bootstrap_services import BootstrapService, RoomService, WorkerRegistry
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.kv_event_streams import KvEventStreams
 from baton.bootstrap.listeners import HttpServers, open_listeners
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from baton.bootstrap.peer_bootstraps import PeerBootstraps
 from baton.bootstrap.reasoning_key import read_reasoning_key
 from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
@@ -48,7 +49,8 @@ from baton.telemetry.room_spans import RoomSpans
 from baton.telemetry.trace_endpoint import make_tracer
 from baton.telemetry.tracing import Tracer
 from baton.web.closed_connections import ClosedConnections
-from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
+from baton.wire.baton.v1 import bootstraps_pb2_grpc, rooms_pb2_grpc, workers_pb2_grpc
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels, Server
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
@@ -94,7 +96,9 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     )
     await _start_grpc(server, rooms)
     probes = probe_router(rooms.registry, lambda: canary.problem)
-    admin = operator_routers(rooms, metrics_registry)
+    known = BootstrapAddresses(settings.peer_bootstraps)
+    peers = PeerBootstraps(known, channels, rooms.opener, own_address, clock)
+    admin = operator_routers(rooms, metrics_registry, peers)
     app = create_app(
         backend,
         model,
@@ -189,7 +193,8 @@ def _api_settings(settings: BootstrapSettings, reasoning_key: bytes) -> ApiSetti
 async def _start_grpc(server: Server, rooms: RoomController) -> None:
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)
-    await server.start(("baton.v1.WorkerRegistry", "baton.v1.RoomService"))
+    bootstraps_pb2_grpc.add_BootstrapServiceServicer_to_server(BootstrapService(rooms), server.grpc)
+    await server.start(("baton.v1.WorkerRegistry", "baton.v1.RoomService", "baton.v1.BootstrapService"))
     await server.set_serving(serving=True)
 
 
@@ -235,9 +240,11 @@ async def _close(server: Server, rooms: RoomController, channels: Channels, trac
     await tracer.stop(STOP_GRACE_S)
 
 
-def operator_routers(rooms: RoomController, metrics: CollectorRegistry) -> list[APIRouter]:
+def operator_routers(
+    rooms: RoomController, metrics: CollectorRegistry, peers: PeerBootstraps
+) -> list[APIRouter]:
     """Return the HTTP routes for operators, which are on the API's port or on their own."""
-    return [admin_router(rooms.registry, metrics, rooms.weigh), timeline_router(rooms), page_router()]
+    return [admin_router(rooms.registry, metrics, rooms.weigh), timeline_router(rooms, peers), page_router()]
 
 
 def _bind(server: Server, settings: BootstrapSettings) -> int:

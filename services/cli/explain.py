@@ -54,6 +54,10 @@ def timeline_lines(story: dict[str, Any]) -> Iterator[RenderableType]:
         tone = "blue" if state == State.PAUSED else "red"
         yield Text.assemble((story["cause"]["reason"], tone), ": ", (story["cause"]["meaning"], "dim"))
     begun = datetime.fromtimestamp(story["begun_wall_ms"] / 1000, UTC)
+    if story["bootstrap"]:
+        yield Text(f"From the bootstrap {story['bootstrap']}.", style="dim")
+    for sentence in story["unanswered"]:
+        yield Text(sentence, style="yellow")
     yield Text(f"Begun {begun:%Y-%m-%d %H:%M:%S} UTC, times in milliseconds since then.", style="dim")
     if story["trace_id"]:
         yield Text(f"Trace {story['trace_id']}.", style="dim")

@@ -14,8 +14,10 @@ from rich.text import Text
 from baton.bootstrap.timeline.timeline_schema import State
 from baton.cli.admin import Admin, Bootstrap, BootstrapUnreadable, admin, workers_of
 from baton.cli.keyboard import Keyboard
+from baton.fleet.room_entry import RoomPhase
 from baton.fleet.worker_record import WorkerState
 from baton.pages.pool import PageState
+from baton.rooms.phases import Side
 from baton.rooms.plurals import counted
 from baton.rooms.queues import RoomQueue
 
@@ -100,6 +102,10 @@ def stack_lines(live: dict[str, Any]) -> Iterator[RenderableType]:
         (f"{live['queued']} waiting for workers", "yellow" if live["queued"] else ""),
         f"; {live['kept']} kept",
     )
+    if len(live["bootstraps"]) > 1:
+        yield _bootstraps(live["bootstraps"])
+    for sentence in live["unanswered"]:
+        yield Text(sentence, style="yellow")
     yield _workers(live["workers"])
     for lost in live["lost"][:3]:
         when = time.strftime("%H:%M:%S", time.localtime(lost["wall_ms"] / 1000))
@@ -111,6 +117,19 @@ def stack_lines(live: dict[str, Any]) -> Iterator[RenderableType]:
     if failed:
         yield Text("Failed lately", style="bold red")
         yield _requests(failed)
+
+
+def _bootstraps(bootstraps: list[dict[str, Any]]) -> Table:
+    """Return the table of what each bootstrap has of its own. The first one is that which answers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    table.add_column("bootstrap", no_wrap=True)
+    for name in ("queued", "running", "prefill ready", "decode ready"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in bootstraps:
+        running = sum(each["rooms"][phase.value] for phase in (RoomPhase.OPEN, RoomPhase.STREAMING))
+        counts = (each["queued"], running, *(each["ready"][side.value] for side in Side))
+        table.add_row(Text(each["address"], style="bold"), *(f"{count:,}" for count in counts))
+    return table
 
 
 def _workers(workers: list[dict[str, Any]]) -> RenderableType:
@@ -201,6 +220,7 @@ def _table_of_requests(requests: list[dict[str, Any]], *, wide: bool) -> Table:
     table.add_column("where" if wide else "cause", no_wrap=not wide, overflow="ellipsis")
     for each in requests:
         where = f"{workers_of(each, ' → ')}  " if wide and each["decode"] else ""
+        where += f"at {each['bootstrap']}  " if wide and each["bootstrap"] else ""
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(each["begun_wall_ms"] / 1000)),
             Text(each["request_id"]),

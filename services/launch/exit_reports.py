@@ -7,8 +7,8 @@ from typing import Final
 from baton.runtime.errors import describe_error
 from baton.runtime.settings import PREFIX
 from baton.runtime.tls_files import TlsFiles
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.receiver_secret import digest_of, draw_secret
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 
 REPORT_TIMEOUT_S: Final = 2.0
 REPORT_TRIES: Final = 5
@@ -40,7 +40,7 @@ def reporter(bootstraps: Sequence[str], tls: TlsFiles | None, run_token: str = "
     addresses = BootstrapAddresses(bootstraps)
 
     async def report(name: str, pid: int, secret: bytes) -> None:
-        from baton.wire.exit_report import report_exit_to_all
+        from baton.worker.lifecycle.exit_report import report_exit_to_all
 
         await report_exit_to_all(await addresses.look_up(), tls, run_token, name, pid, secret)
 

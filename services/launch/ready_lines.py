@@ -64,7 +64,7 @@ def ready_lines(
         f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         f"  {baton} chat{to} {shlex.quote(question)}",
         *([] if has_admin_port else ["", pages]),
-        *(["", f"Pages for operators of each bootstrap: {_joined(admin_urls)}"] if admin_urls else []),
+        *(["", f"Pages for operators, at any bootstrap: {_joined(admin_urls)}"] if admin_urls else []),
         *(["", f"Metrics of the workers: {', '.join(metrics)}"] if metrics else []),
         "",
         "Ctrl-C stops it.",

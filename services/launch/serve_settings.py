@@ -23,7 +23,8 @@ DEFAULT_URL: Final = f"http://{LOOPBACK}:{DEFAULT_PORT}"
 """URL of the HTTP API of a stack that was started without flags."""
 PORT_MAX: Final = 65_535
 CHOSEN: Final = frozenset(
-    {"advertise", "http_port", "reuse_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
+    {"advertise", "http_port", "reuse_port", "peer_bootstraps", "grpc_host"}
+    | {"name", "bootstrap", "cpus", "threads"}
     | {"exit_digest", "exit_file"}
     | {"tp", "pp", "rank", "world", "rendezvous", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca"}
@@ -57,6 +58,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "pp": "--prefill-pp",
     "http_port": "--port",
     "reuse_port": "--bootstraps",
+    "peer_bootstraps": "--bootstraps",
     "grpc_host": "--host with --tls-dir",
     **dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), "--tls-dir"),
 }

@@ -144,12 +144,9 @@ def make_plan(
     addresses = tuple(join_address(grpc_host, each.grpc) for each in ports)
     # Parts log at least what led to a failure. The screen shows the lines that `--log-level` selects.
     level = {"log_level": "debug" if serve.log_level == "debug" else "info"}
-    has_siblings = len(ports) > 1
+    siblings = addresses if len(ports) > 1 else ()
     for_bootstraps = {REASONING_KEY: secrets.token_urlsafe(TOKEN_BYTES), **environ}
-    bootstraps = [
-        _load_bootstrap(serve, flags, for_bootstraps, level, each, has_siblings=has_siblings)
-        for each in ports
-    ]
+    bootstraps = [_load_bootstrap(serve, flags, for_bootstraps, level, each, siblings) for each in ports]
     bootstrap, role = bootstraps[0], BootstrapSettings.role
     names = [role] if len(ports) == 1 else [f"{role}-{number}" for number in range(len(ports))]
     workers = _plan_workers(serve, flags, environ, cores, level, ",".join(addresses))
@@ -180,11 +177,12 @@ def _load_bootstrap(
     environ: Mapping[str, str],
     level: Mapping[str, str],
     ports: BootstrapPorts,
-    *,
-    has_siblings: bool,
+    siblings: Sequence[str],
 ) -> BootstrapSettings:
-    """Return the settings of one bootstrap. `has_siblings`: whether other bootstraps share its HTTP port."""
-    own = {"host": serve.host, "http_port": str(serve.port), "reuse_port": str(has_siblings).lower()}
+    """Return the settings of one bootstrap. `siblings`: gRPC addresses of all bootstraps, if several share
+    the HTTP port."""
+    own = {"host": serve.host, "http_port": str(serve.port), "reuse_port": str(bool(siblings)).lower()}
+    own["peer_bootstraps"] = ",".join(siblings)
     if ports.admin is not None:
         own["admin_port"] = str(ports.admin)
     return _load(

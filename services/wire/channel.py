@@ -26,7 +26,7 @@ UNARY_S: Final = 5.0
 """Deadline in seconds of a call that the server answers from its tables at once."""
 
 LAST_CALLS_S: Final = 2 * UNARY_S
-"""Seconds for which running calls may go on over a channel that was replaced by another."""
+"""Seconds for which running calls may go on over a channel that was replaced, or is needed no more."""
 
 REPLY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Longest gRPC message that a client accepts as a reply, in bytes."""
@@ -231,9 +231,7 @@ class Channels:
         """
         way, version = _Way(address, incarnation), self._version()
         if self._opened_with.get(way, version) != version and _unconnected(self._open[way]):
-            closing = asyncio.ensure_future(self._open.pop(way).close(LAST_CALLS_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._retire(way)
         if way not in self._open:
             self._open[way] = self._opener(address, party)
             self._opened_with[way] = version
@@ -261,11 +259,24 @@ class Channels:
         for way in [each for each in self._open if each.incarnation == incarnation]:
             await self._drop(way)
 
+    def drop_address(self, address: str) -> None:
+        """Close the channel to any process at `address`, if there is one, after the calls that run over
+        it."""
+        if (way := _Way(address, None)) in self._open:
+            self._retire(way)
+
     async def close(self) -> None:
         for way in list(self._open):
             await self._drop(way)
         for closing in self._closing:
             closing.cancel()
+
+    def _retire(self, way: _Way) -> None:
+        """Forget a channel, and close it after the calls that run over it, at most LAST_CALLS_S later."""
+        self._opened_with.pop(way, None)
+        closing = asyncio.ensure_future(self._open.pop(way).close(LAST_CALLS_S))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def _drop(self, way: _Way) -> None:
         channel = self._open.pop(way, None)

@@ -20,6 +20,7 @@ WORKERS: Final = frozenset({ServiceRole.PREFILL, ServiceRole.DECODE})
 ALL: Final = BOOTSTRAP | WORKERS
 
 ALLOWED_CALLERS: Final[Mapping[str, frozenset[ServiceRole]]] = {
+    "BootstrapService/GetPage": BOOTSTRAP,
     "WorkerRegistry/Register": WORKERS,
     "WorkerRegistry/Renew": WORKERS,
     "WorkerRegistry/Drain": WORKERS,

@@ -13,6 +13,7 @@ from baton.api.backend import RoomFailed
 from baton.api.requests.schemas import RecommendedSampling
 from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from baton.bootstrap.peer_bootstraps import PeerBootstraps
 from baton.bootstrap.request_stream import RequestStream
 from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
@@ -27,6 +28,7 @@ from baton.rooms.phases import Side
 from baton.rooms.request import FinishReason, Request, Sampling, Score, Token
 from baton.rooms.worker_facts import WorkerFacts
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels
 from baton.wire.conversions import (
     finish_to_wire,
@@ -47,6 +49,8 @@ from tests.wire.servers import serving, until
 
 LEASE_MS = 3_000
 P, D = Side.PREFILL, Side.DECODE
+OWN = "127.0.0.1:8100"
+"""gRPC address of the bootstrap on its own host, where none listens."""
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 LAYOUT = layout_to_wire(one_group("model", "float32", 16, (0,), (0,), 8))
@@ -333,6 +337,8 @@ class House:
             queue_timeout_ms,
             max_wait_ms=max_wait_ms,
         )
+        self.peers = self.reading(())
+        """The other bootstraps of the stack: none."""
         self.admission = self.rooms.admission
         queued = self.admission.queued_by_class, self.admission.queued_by_side
         self.metrics.register(RegistryCollector(self.registry, *queued))
@@ -342,6 +348,11 @@ class House:
         self.backend = RoomBackend(self.rooms, 500, timeout_s, RetryBounds(rooms_max, wait_s))
         self.prefill = PrefillWorker("prefill-0", P, Incarnation(11), rooms_max=places, pid=111)
         self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)
+
+    def reading(self, addresses: Sequence[str], answer_s: float = PATIENCE_S) -> PeerBootstraps:
+        """Return a reader of the pages of the bootstraps at these addresses."""
+        known = BootstrapAddresses(addresses)
+        return PeerBootstraps(known, self.channels, self.rooms.opener, OWN, self.clock, answer_s)
 
     def join(self, worker: ScriptedWorker, *, proven: bool = True) -> None:
         self.rooms.credentials.enter(worker.incarnation, worker.credential)

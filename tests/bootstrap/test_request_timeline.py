@@ -40,7 +40,7 @@ async def at() -> AsyncIterator[House]:
 
 def client(at: House) -> httpx.AsyncClient:
     app = FastAPI()
-    app.include_router(timeline_router(at.rooms))
+    app.include_router(timeline_router(at.rooms, at.peers))
     app.include_router(page_router())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bootstrap")
 

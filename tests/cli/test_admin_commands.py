@@ -131,8 +131,10 @@ def test_names_and_texts_are_printed_as_they_are_and_never_as_markup() -> None:
         "attempts": [],
         "stages": [],
         "lines": [line],
+        "bootstrap": odd,
+        "unanswered": [odd],
     }
-    assert printed(explain.timeline_lines(story)).count(odd) >= 5
+    assert printed(explain.timeline_lines(story)).count(odd) >= 7
     worker = {
         "name": odd,
         "state": "ready",
@@ -151,20 +153,45 @@ def test_names_and_texts_are_printed_as_they_are_and_never_as_markup() -> None:
         "prefill": odd,
         "decode": odd,
         "cause": odd,
+        "bootstrap": odd,
     }
     lost = {"name": odd, "why": odd, "wall_ms": 0, "rooms": 1}
     live = {
         "rooms": {"open": 1},
         "queued": 0,
         "kept": 2,
+        "bootstraps": [bootstrap_of_live(odd, queued=1)] * 2,
+        "unanswered": [odd],
         "workers": [worker],
         "lost": [lost],
         "requests": [request],
         "failed": [request],
     }
     text = printed(top.stack_lines(live))
-    assert "[bold]x[/bold]" in text
+    assert text.count("[bold]x[/bold]") >= 7
     assert "3 free" in text
+
+
+def bootstrap_of_live(address: str, queued: int, running: int = 0) -> dict[str, Any]:
+    rooms = {"open": running - running // 2, "streaming": running // 2, "closing": 7}
+    return {"address": address, "queued": queued, "rooms": rooms, "ready": {"prefill": 4, "decode": 5}}
+
+
+def test_each_bootstraps_own_queue_is_a_row_and_a_silent_one_a_sentence() -> None:
+    silent = "Bootstrap 10.0.0.3:8100 did not answer within 1 s."
+    live = live_of("prefill-0") | {
+        "bootstraps": [bootstrap_of_live("10.0.0.1:8100", 0), bootstrap_of_live("10.0.0.2:8100", 12, 3)],
+        "unanswered": [silent],
+    }
+    live["requests"][0]["bootstrap"] = "10.0.0.2:8100"
+    text = printed(top.stack_lines(live))
+    rows = [line.split() for line in text.splitlines()]
+    for row in (["10.0.0.1:8100", "0", "0", "4", "5"], ["10.0.0.2:8100", "12", "3", "4", "5"]):
+        assert row in rows
+    assert silent in text
+    assert text.count("10.0.0.2:8100") == 2, "a row, and beside its request"
+    alone = printed(top.stack_lines(live_of("prefill-0")))
+    assert "10.0.0.1:8100" not in alone, "the queue of the only bootstrap stands above"
 
 
 def worker_of_live(name: str) -> dict[str, Any]:
@@ -189,12 +216,15 @@ def live_of(*names: str) -> dict[str, Any]:
         "prefill": names[0],
         "decode": names[0],
         "cause": None,
+        "bootstrap": "",
     }
     failed = {**request, "state": "failed", "cause": "transfer_failed"}
     return {
         "rooms": {"open": 1},
         "queued": 0,
         "kept": 1,
+        "bootstraps": [bootstrap_of_live("10.0.0.1:8100", 0)],
+        "unanswered": [],
         "workers": [worker_of_live(each) for each in names],
         "lost": [],
         "requests": [request, failed],
@@ -275,6 +305,8 @@ def test_a_room_shows_its_workers_or_its_only_one(prefill: str, same_process: bo
         "attempts": [attempt],
         "stages": [],
         "lines": [],
+        "bootstrap": "",
+        "unanswered": [],
     }
     assert f"Room 7 {where}, retired" in printed(explain.timeline_lines(story))
 

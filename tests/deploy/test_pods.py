@@ -117,6 +117,11 @@ def test_the_secured_pods_start_become_ready_serve_drain_and_write_where_they_ma
         answer = post(bootstrap, body, **key)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 4
+        for asked in (one, other):
+            pages = f"https://{asked.address}:{asked.port('admin')}"
+            story = asked.http.get(f"{pages}/requests/{answer.headers['x-request-id']}").json()
+            at = "" if asked is bootstrap else f"{bootstrap.address}:{bootstrap.port('grpc')}"
+            assert (story["state"], story["bootstrap"], story["unanswered"]) == ("answered", at, [])
     streamed = {**body, "stream": True}
     begun = ids(post(one, streamed, **key))
     assert ids(post(other, streamed, **key, **{"Last-Event-ID": begun[1]})) == begun[2:], "the keys are one"

@@ -27,7 +27,14 @@ PLAIN = ("demo", "secured")
 
 SAID_BY_THE_CHART = {
     "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
-    | {"http_tls_key", "api_key_file", "admin_api_key_file", "grpc_host", "reasoning_key_file"},
+    | {
+        "http_tls_key",
+        "api_key_file",
+        "admin_api_key_file",
+        "grpc_host",
+        "reasoning_key_file",
+        "peer_bootstraps",
+    },
     "worker": {"name", "advertise", "bootstrap", "grpc_port", "metrics_port", "device"}
     | {"tp", "pp", "rank", "world", "rendezvous", "meet_timeout_ms", "machines", "machine"}
     | {"side", "prefill_grpc_port", "prefill_metrics_port", "exit_file"},

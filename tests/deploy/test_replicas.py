@@ -46,7 +46,7 @@ def test_a_single_bootstrap_needs_no_key_of_several() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_workers_register_by_a_name_with_the_address_of_each_bootstrap_also_before_it_is_ready(
+def test_workers_and_bootstraps_have_a_name_with_each_bootstraps_address_also_before_it_is_ready(
     case: str,
 ) -> None:
     """A bootstrap becomes ready by its workers. The name has addresses of pods, so its port is theirs."""
@@ -54,10 +54,9 @@ def test_workers_register_by_a_name_with_the_address_of_each_bootstrap_also_befo
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     [bootstrap] = [settings(pod) for pod in pods(case) if pod.component == "bootstrap"]
     for pod in pods(case):
-        if pod.component != "bootstrap":
-            assert [split_address(each) for each in settings(pod).bootstrap] == [
-                (HEADLESS, bootstrap.grpc_port)
-            ]
+        read = settings(pod)
+        addresses = read.peer_bootstraps if pod.component == "bootstrap" else read.bootstrap
+        assert [split_address(each) for each in addresses] == [(HEADLESS, bootstrap.grpc_port)]
     clients = one("Service", "baton", case=case)["spec"]
     assert "publishNotReadyAddresses" not in clients
     assert "clusterIP" not in clients

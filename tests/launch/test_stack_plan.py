@@ -273,6 +273,7 @@ def test_several_bootstraps_share_the_http_port_and_nothing_else() -> None:
         bootstrap = load(BootstrapSettings, _named(part), {})
         assert (bootstrap.http_port, bootstrap.reuse_port) == (9000, True)
         assert (bootstrap.grpc_port, bootstrap.admin_port) == own
+        assert bootstrap.peer_bootstraps == plan.bootstrap_addresses == ("127.0.0.1:8123", "127.0.0.1:8124")
         assert part.environ["BATON_API_KEYS"] == "one-key-0123456789"
     assert len({part.environ["BATON_REASONING_KEY"] for part in plan.bootstraps}) == 1
     assert len({part.environ["BATON_RUN_TOKEN"] for part in (*plan.bootstraps, *plan.workers)}) == 1
@@ -287,6 +288,7 @@ def test_a_lone_bootstrap_shares_no_port() -> None:
     assert [part.name for part in plan.bootstraps] == ["bootstrap"]
     assert plan.bootstrap.flag("--reuse-port") is None
     assert plan.bootstrap.flag("--admin-port") is None
+    assert plan.bootstrap.flag("--peer-bootstraps") is None
     assert plan.admin_urls == []
 
 

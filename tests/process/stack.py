@@ -141,7 +141,7 @@ class Stack:
     services: dict[str, Service] = field(default_factory=dict)
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
-    further: list[int] = field(default_factory=list)
+    further: Sequence[int] = ()
     """gRPC ports of further bootstraps."""
     hosts: Hosts | None = None
     """Hosts of the workers. None: all processes are on this one."""
@@ -155,25 +155,36 @@ class Stack:
         return f"http://127.0.0.1:{self.http_port}"
 
     def start_bootstrap(self, **flags: str) -> Service:
-        command = ["bootstrap", "--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)]
+        command = self._bootstrap_command(self.http_port, self.grpc_port)
         if self.hosts is not None:
             command += ["--grpc-host", self.hosts.address]
         return self._start("bootstrap", command, self.url, flags)
 
-    def add_bootstrap(self, **flags: str) -> Service:
-        """Start one more bootstrap, which workers know that are started later."""
-        http_port, grpc_port = free_port(), free_port()
-        self.further.append(grpc_port)
+    def start_further_bootstraps(self, **flags: str) -> list[Service]:
+        """Start the bootstraps at the ports `further`."""
+        started = []
+        for number, grpc_port in enumerate(self.further, start=1):
+            http_port = free_port()
+            command = self._bootstrap_command(http_port, grpc_port)
+            url = f"http://127.0.0.1:{http_port}"
+            started.append(self._start(f"bootstrap-{number}", command, url, flags))
+        return started
+
+    def _bootstrap_command(self, http_port: int, grpc_port: int) -> list[str]:
         command = ["bootstrap", "--http-port", str(http_port), "--grpc-port", str(grpc_port)]
-        return self._start(f"bootstrap-{len(self.further)}", command, f"http://127.0.0.1:{http_port}", flags)
+        return [*command, "--peer-bootstraps", self.bootstraps] if self.further else command
+
+    @property
+    def bootstraps(self) -> str:
+        """gRPC addresses of all bootstraps, by commas."""
+        return ",".join(f"127.0.0.1:{port}" for port in (self.grpc_port, *self.further))
 
     def start_worker(self, side: str, name: str, **flags: str) -> Service:
         port = free_port()
         command = [side, "--name", name, "--metrics-port", str(port)]
         if self.hosts is None:
             address = "127.0.0.1"
-            bootstraps = [f"{address}:{port}" for port in (self.grpc_port, *self.further)]
-            command += ["--bootstrap", ",".join(bootstraps)]
+            command += ["--bootstrap", self.bootstraps]
         else:
             address = self.hosts.add(name)
             command += ["--host", address, "--bootstrap", f"{self.hosts.address}:{self.grpc_port}"]
@@ -210,6 +221,17 @@ class Stack:
                 except grpc.RpcError as error:
                     return remote_error(error).kind
         return "OK"
+
+    def tokens_used(self) -> float:
+        """Return the positions of KV caches that are used, as the bootstraps see them. Another bootstrap's
+        canary may be in a worker's last report."""
+        services = [service for name, service in self.services.items() if is_bootstrap(name)]
+        return sum(
+            value
+            for service in services
+            for (name, labels), value in service.metrics().items()
+            if name == "baton_worker_kv_tokens" and ("state", "used") in labels
+        )
 
     def forget(self, name: str) -> None:
         """Do not count the worker's present process as ready any more, since it was or is about to be
@@ -334,8 +356,9 @@ def running_stack(
         stack = Stack(model, Path(folder), common, environ or {}, hosts=hosts, by_commands=by_commands)
         try:
             common_flags = {"lease_ms": "10000", **(bootstrap or {})}
+            stack.further = [free_port() for _ in range(1, bootstraps)]
             stack.start_bootstrap(**common_flags)
-            further = [stack.add_bootstrap(**common_flags) for _ in range(1, bootstraps)]
+            further = stack.start_further_bootstraps(**common_flags)
             for index, flags in enumerate(prefill):
                 stack.start_worker("prefill", f"prefill-{index}", **flags)
             for index, flags in enumerate(decode):
@@ -344,6 +367,8 @@ def running_stack(
                 stack.start_both(f"worker-{index}", **flags)
             for url in ("", *(each.http for each in further)):
                 stack.wait_ready(len(prefill) + len(decode) + 2 * len(both), url)
+            if further:
+                stack.wait_until(lambda: not stack.tokens_used(), READY_S, "canaries are seen")
             yield stack
         finally:
             for service in stack.services.values():

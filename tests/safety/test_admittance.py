@@ -22,6 +22,8 @@ from baton.runtime.file_changes import LOOK_S
 from baton.runtime.settings import load
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.baton.v1 import (
+    bootstraps_pb2,
+    bootstraps_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
     rooms_pb2,
@@ -39,10 +41,14 @@ from baton.worker.lifecycle.follower_host import FollowerHost
 from tests.safety.certificates import made, of
 
 CALL_S: Final = 20.0
-FILES: Final = (workers_pb2, rooms_pb2, inference_pb2)
+FILES: Final = (bootstraps_pb2, workers_pb2, rooms_pb2, inference_pb2)
 SERVICES: Final = [each for file in FILES for each in file.DESCRIPTOR.services_by_name.values()]
 METHODS: Final = [method for service in SERVICES for method in service.methods]
 ADDERS: Final[list[tuple[type[Any], Callable[..., None]]]] = [
+    (
+        bootstraps_pb2_grpc.BootstrapServiceServicer,
+        bootstraps_pb2_grpc.add_BootstrapServiceServicer_to_server,
+    ),
     (workers_pb2_grpc.WorkerRegistryServicer, workers_pb2_grpc.add_WorkerRegistryServicer_to_server),
     (workers_pb2_grpc.PresenceServiceServicer, workers_pb2_grpc.add_PresenceServiceServicer_to_server),
     (workers_pb2_grpc.KvEventServiceServicer, workers_pb2_grpc.add_KvEventServiceServicer_to_server),

@@ -124,7 +124,7 @@ async def at() -> AsyncIterator[House]:
 
 
 def application(at: House, access_control: AccessControl) -> ApiMiddleware:
-    routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics)]
+    routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics, at.peers)]
     return create_app(
         ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=routers, access_control=access_control
     )
@@ -173,7 +173,7 @@ async def test_each_caller_is_let_in_to_its_own_routes_alone(at: House, access_c
 async def test_a_port_of_their_own_is_for_its_network_or_for_admin_keys(
     at: House, access_control: str
 ) -> None:
-    routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics)]
+    routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics, at.peers)]
     admin_keys = keys(ADMIN) if access_control == "an admin key" else None
     app = create_pages(
         application(at, AccessControl(keys(KEY, OTHER))),

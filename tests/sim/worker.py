@@ -18,6 +18,7 @@ from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import Cause, Reason, RostersDiverged
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels
 from baton.wire.conversions import side_to_wire
 from baton.wire.errors import Draining
@@ -27,7 +28,6 @@ from baton.wire.receiver_secret import digest_of
 from baton.wire.registration import routers_to_wire
 from baton.wire.service_role import ServiceRole
 from baton.wire.worker_credential import incarnation_of
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases
 from baton.worker.lifecycle.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper

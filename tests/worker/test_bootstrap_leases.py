@@ -10,10 +10,10 @@ import pytest
 from baton.ids import Opener
 from baton.rooms.errors import DeclaredGone, UnknownWorker
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels
 from baton.wire.service_role import ServiceRole
 from baton.worker.lifecycle import bootstrap_leases, lease_keeper
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from tests.patience import PATIENCE_S

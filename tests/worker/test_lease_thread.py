@@ -14,11 +14,11 @@ import pytest
 from baton.ids import Incarnation
 from baton.rooms.errors import DeclaredGone
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels, open_thread_channel
 from baton.wire.errors import KIND_KEY
 from baton.wire.run_token import KEY as RUN_TOKEN
 from baton.wire.service_role import ServiceRole
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 from baton.worker.lifecycle.lease_thread import LeaseThread
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until

@@ -1,6 +1,6 @@
-"""Live view of the stack: workers with their queues and pages, rooms, and the last requests.
+"""Live view of one bootstrap: workers with their queues and pages, its own rooms, and its last requests.
 
-It is the JSON of `/workers`, `/requests` and `/live`. The size of each list in it is bounded.
+`stack_view` adds what the other bootstraps have. The size of each list is bounded.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,11 @@ from baton.rooms.phases import Side
 from baton.rooms.queues import RoomQueue
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
+REQUESTS_MAX: Final = 500
+"""Most requests that one page lists."""
 RECENT: Final = 50
 FAILED: Final = 10
+PHASES: Final = tuple(phase.value for phase in RoomPhase if phase is not RoomPhase.RETIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,10 @@ def workers(rooms: RoomController) -> dict[str, Any]:
     }
 
 
-def requests(
-    rooms: RoomController, chains: RetryChains, limit: int, search: str, *, failed: bool
-) -> list[Summary]:
+def requests(rooms: RoomController, limit: int, search: str, *, failed: bool) -> list[Summary]:
     """Return summaries of requests, the newest first. Waiting and refused requests, which have no room, are
     placed by their time."""
+    chains = RetryChains(rooms.registry)
     queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
     refused = (
@@ -75,18 +77,16 @@ def requests(
     return sorted(found, key=lambda each: each.begun_wall_ms, reverse=True)[:limit]
 
 
-def live(rooms: RoomController) -> dict[str, Any]:
-    chains = RetryChains(rooms.registry)
-    phases = rooms.registry.phases
+def summary(rooms: RoomController) -> dict[str, Any]:
+    """Return this bootstrap's queue, rooms and newest requests, and the workers that are ready for it, as
+    JSON."""
     return {
-        "wall_ms": rooms.clock.wall_ms(),
-        "model": rooms.registry.model.fingerprint,
         "queued": rooms.admission.queued(),
-        "rooms": {phase.value: phases[phase] for phase in RoomPhase if phase is not RoomPhase.RETIRED},
+        "rooms": {phase: rooms.registry.phases[RoomPhase(phase)] for phase in PHASES},
         "kept": rooms.registry.known_count(),
-        **workers(rooms),
-        "requests": requests(rooms, chains, RECENT, "", failed=False),
-        "failed": requests(rooms, chains, FAILED, "", failed=True),
+        "ready": {side.value: rooms.registry.ready_count(side) for side in Side},
+        "requests": requests(rooms, RECENT, "", failed=False),
+        "failed": requests(rooms, FAILED, "", failed=True),
     }
 
 
@@ -104,7 +104,7 @@ def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any
         "topology": f"tp{facts.topology.tensor}pp{facts.topology.pipeline}",
         "ranks": facts.topology.ranks,
         "lease_left_ms": max(worker.lease_until_ms - now_ms, 0),
-        "rooms": worker.client_rooms,
+        "rooms": worker.client_rooms + worker.other_rooms,
         "rooms_max": facts.rooms_max,
         "tokens": worker.tokens,
         "tokens_max": facts.tokens_max,

@@ -7,11 +7,10 @@
 * `GET /requests`: newest first. `?search=`: a part of an id. `?failed=true`: only failed ones. `?limit=`:
   most.
 * `GET /requests/{id}`: timeline of one request over all its rooms. `id`: of a request, a response or a room.
+
+All but /workers have what the stack's other bootstraps have, too, and say which of them did not answer.
 """
 
-import json
-from dataclasses import asdict, is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,17 +19,14 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from baton.api.http.authentication import known_callers_only, operators_only
 from baton.api.model_routes import root_answer
+from baton.bootstrap.peer_bootstraps import PeerBootstraps
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.timeline import live_view
-from baton.bootstrap.timeline.request_timeline import build_timeline, of_queued, of_refused
-from baton.bootstrap.timeline.retry_chains import PREFIX, RetryChains
-from baton.bootstrap.timeline.timeline_schema import RequestTimeline
-from baton.fleet.room_index import is_of
-from baton.rooms.timeline import Moment
+from baton.bootstrap.timeline.page_json import page_json
+from baton.bootstrap.timeline.stack_view import FoundTimeline, StackView
 from baton.telemetry.process_metrics import release
 
 LIST_DEFAULT: Final = 50
-LIST_MAX: Final = 500
 ID_CHARS_MAX: Final = 160
 
 PAGE: Final = Path(__file__).parent.parent / "ui"
@@ -75,13 +71,15 @@ def page_router() -> APIRouter:
     return router
 
 
-def timeline_router(rooms: RoomController) -> APIRouter:
-    """Return the routes for operators with the data that the web page shows."""
+def timeline_router(rooms: RoomController, peers: PeerBootstraps) -> APIRouter:
+    """Return the routes for operators with the data that the web page shows. `peers`: the other bootstraps
+    of the stack."""
     router = APIRouter(dependencies=[Depends(operators_only)])
+    stack = StackView(rooms, peers)
 
     @router.get("/live")
     async def live_picture() -> Response:
-        return _json(live_view.live(rooms))
+        return _json(await stack.live())
 
     @router.get("/workers")
     async def workers() -> Response:
@@ -91,42 +89,16 @@ def timeline_router(rooms: RoomController) -> APIRouter:
     async def requests(
         search: str = Query("", max_length=ID_CHARS_MAX),
         failed: bool = False,
-        limit: int = Query(LIST_DEFAULT, ge=1, le=LIST_MAX),
+        limit: int = Query(LIST_DEFAULT, ge=1, le=live_view.REQUESTS_MAX),
     ) -> Response:
-        return _json(
-            {"requests": live_view.requests(rooms, RetryChains(rooms.registry), limit, search, failed=failed)}
-        )
+        return _json(await stack.requests(limit, search, failed=failed))
 
     @router.get("/requests/{id_:path}")
     async def request(id_: str) -> Response:
-        timeline = _timeline_of(rooms, id_)
-        if timeline is None:
-            known = rooms.registry.known_count()
-            return _unknown(
-                f"Nothing is kept of request {id_[:ID_CHARS_MAX]!r}. {known} rooms are kept, since the"
-                " bootstrap started: the open ones, the last that ended (--rooms-kept), the last that failed"
-                " (--failed-rooms-kept). An id is a request's (X-Request-Id), an answer's (chatcmpl-…) or a"
-                " room's. A request that was refused as it came in never had a room, and is not kept.",
-                "id",
-            )
-        return _json(timeline)
+        found = await stack.find_timeline(id_)
+        return _unknown_request(rooms, id_, found) if found.timeline is None else _json(found.timeline)
 
     return router
-
-
-def _timeline_of(rooms: RoomController, id_: str) -> RequestTimeline | None:
-    chain, others = RetryChains(rooms.registry).find(id_)
-    if chain:
-        retrying = chain[-1].id in rooms.admission.retrying
-        return build_timeline(chain, others, rooms.timelines.line(Moment.ASKED), retrying=retrying)
-    for name in (id_, PREFIX.sub("", id_, count=1)):
-        queued = next((each for each in rooms.admission.waiting() if is_of(each[0], name)), None)
-        if queued is not None:
-            return of_queued(*queued, rooms.timelines.line(Moment.ASKED))
-        refused = rooms.history.refusal(name)
-        if refused is not None:
-            return of_refused(refused)
-    return None
 
 
 def _file(name: str, media_type: str) -> Response:
@@ -134,16 +106,20 @@ def _file(name: str, media_type: str) -> Response:
 
 
 def _json(body: Any) -> Response:
-    text = json.dumps(body, default=_plain, ensure_ascii=False, separators=(",", ":"))
-    return Response(text, media_type="application/json", headers={"Cache-Control": "no-store"})
+    return Response(page_json(body), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+def _unknown_request(rooms: RoomController, id_: str, found: FoundTimeline) -> JSONResponse:
+    where = f" here, nor at {', '.join(found.bootstraps)}" if found.bootstraps else ""
+    silent = "".join(f" {each} It may know the request." for each in found.unanswered)
+    return _unknown(
+        f"Nothing is kept of request {id_[:ID_CHARS_MAX]!r}{where}.{silent}"
+        f" {rooms.registry.known_count()} rooms are kept here, since the"
+        " bootstrap started: the open ones, the last that ended (--rooms-kept), the last that failed"
+        " (--failed-rooms-kept). An id is a request's (X-Request-Id), an answer's (chatcmpl-…) or a"
+        " room's. A request that was refused as it came in never had a room, and is not kept.",
+        "id",
+    )
 
 
 def _unknown(message: str, param: str) -> JSONResponse:

@@ -3,6 +3,7 @@
 The JSON of `/requests/{id}` has the fields of these classes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final
@@ -175,3 +176,7 @@ class RequestTimeline:
     room."""
     trace_id: str
     """Trace id of the request's spans; empty if it has none."""
+    bootstrap: str = ""
+    """Address of the bootstrap whose timeline this is; empty for the one that was called."""
+    unanswered: Sequence[str] = ()
+    """Sentences that say which other bootstraps did not answer."""

@@ -24,6 +24,7 @@ let lostShown = true;
 export function drawLive(live, requests, searched) {
   return [
     drawFigures(live),
+    drawBootstraps(live),
     h("section", { "aria-labelledby": "h-workers" }, h("h2", { id: "h-workers" }, "Workers"), drawWorkers(live)),
     drawRequests(live, requests, searched),
   ];
@@ -55,6 +56,19 @@ function sideFigure(live, side) {
     h("span", { class: ready.length ? "" : "bad-text" }, `${ready.length} of ${all.length}`),
     null,
     h("p", { class: "note" }, `${count(tokens)} ${unit}`),
+  );
+}
+
+/** What each bootstrap has of its own. The first one serves this page. */
+function drawBootstraps(live) {
+  if (live.bootstraps.length + live.unanswered.length < 2) return null;
+  const row = ({ address, queued, rooms, ready }) =>
+    h("li", {}, h("code", {}, address), ` ${count(queued)} waiting, ${count(rooms.open + rooms.streaming)} running; ready: ${count(ready.prefill)} prefill, ${count(ready.decode)} decode`);
+  return h(
+    "section",
+    { "aria-labelledby": "h-bootstraps" },
+    h("h2", { id: "h-bootstraps" }, "Bootstraps"),
+    h("ul", { class: "bootstraps" }, live.bootstraps.map(row), live.unanswered.map((sentence) => h("li", { class: "bad-text" }, sentence))),
   );
 }
 
@@ -146,6 +160,6 @@ function row(request) {
     h("td", {}, pill(request.state)),
     h("td", { class: "number" }, duration(request.first_token_ms)),
     h("td", { class: "number" }, duration(request.total_ms)),
-    h("td", { class: "where" }, where, rooms),
+    h("td", { class: "where" }, where, rooms, request.bootstrap ? h("p", { class: "note" }, `at ${request.bootstrap}`) : null),
   );
 }

@@ -54,6 +54,7 @@ function heading(timeline) {
     { class: "timeline-head", "aria-labelledby": "h-timeline" },
     h("p", { class: "back" }, h("a", { href: "#/" }, "← all requests")),
     h("h1", { id: "h-timeline" }, id(timeline.request_id), " ", pill(timeline.state)),
+    timeline.unanswered.map((sentence) => h("p", { class: "note bad-text" }, sentence)),
     h("div", { class: failed ? "headline bad" : "headline", role: failed ? "alert" : null }, h("p", {}, timeline.headline), timeline.cause ? h("p", { class: "meaning" }, h("code", {}, timeline.cause.reason), " ", timeline.cause.meaning) : null),
     h(
       "dl",
@@ -61,11 +62,18 @@ function heading(timeline) {
       fact("Begun", date(timeline.begun_wall_ms)),
       fact("Took", duration(timeline.total_ms)),
       fact("First token", duration(timeline.first_token_ms)),
-      ...timeline.attempts.map((attempt, index) => fact(timeline.attempts.length > 1 ? `Room ${index + 1}` : "Room", [h("a", { href: `rooms/${attempt.room}` }, h("code", {}, attempt.room)), ` ${workersOf(attempt)}, ${attempt.cause ? attempt.cause.reason : attempt.phase}`])),
+      ...timeline.attempts.map((attempt, index) => fact(timeline.attempts.length > 1 ? `Room ${index + 1}` : "Room", [roomOf(timeline, attempt), ` ${workersOf(attempt)}, ${attempt.cause ? attempt.cause.reason : attempt.phase}`])),
+      timeline.bootstrap ? fact("Bootstrap", h("code", {}, timeline.bootstrap)) : null,
       timeline.trace_id ? fact("Trace", h("code", {}, timeline.trace_id)) : null,
       timeline.others.length ? fact("Same id", timeline.others.map((room) => [h("a", { href: `#/request/${room}` }, h("code", {}, room)), " "])) : null,
     ),
   );
+}
+
+/** A room's id. Another bootstrap's room has no page of raw lines here. */
+function roomOf(timeline, attempt) {
+  const room = h("code", {}, attempt.room);
+  return timeline.bootstrap ? room : h("a", { href: `rooms/${attempt.room}` }, room);
 }
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));

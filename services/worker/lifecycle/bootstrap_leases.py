@@ -1,6 +1,6 @@
 """Leases of one worker at all bootstraps of its stack: one keeper for each address.
 
-The bootstraps do not know each other. A worker is ready if it has a lease, and is proven, at one of them. A
+The bootstraps decide nothing together. A worker is ready if it has a lease, and is proven, at one of them. A
 lease that ends at one bootstrap ends the rooms of that bootstrap and nothing else. Any of them may report
 that an incarnation is gone, and none takes it back (`gone-is-monotone`).
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from baton.ids import NO_OPENER, Opener
 from baton.runtime.logging import Log
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 
 log = Log(__name__)

@@ -14,10 +14,10 @@ from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
 from baton.runtime.logging import Log
 from baton.runtime.worker_settings import WorkerSettings
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.errors import RemoteError
-from baton.wire.exit_report import report_exit_to_all
 from baton.wire.receiver_secret import digest_of, draw_secret
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
+from baton.worker.lifecycle.exit_report import report_exit_to_all
 
 log = Log(__name__)
 

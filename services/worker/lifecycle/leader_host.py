@@ -31,6 +31,7 @@ from baton.telemetry.room_spans import RoomSpans
 from baton.telemetry.trace_endpoint import make_tracer
 from baton.telemetry.tracing import SpanKind
 from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels, Server, open_thread_channel
 from baton.wire.errors import Draining
 from baton.wire.liveness import SERVICE as PRESENCE
@@ -38,7 +39,6 @@ from baton.wire.liveness import PresenceService
 from baton.wire.registration import routers_to_wire
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases
 from baton.worker.lifecycle.lease_thread import LeaseThread
 from baton.worker.lifecycle.status_pages import STARTING, Progress, StatusPages

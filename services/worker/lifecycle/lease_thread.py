@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 from baton.ids import NO_OPENER, Incarnation, Opener
 from baton.wire.baton.v1 import workers_pb2
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels
 from baton.wire.service_role import ServiceRole
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
 from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases, OnRouters
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 

@@ -11,7 +11,7 @@ import pytest
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError
 from baton.runtime.settings import load
-from baton.worker.lifecycle.bootstrap_addresses import BootstrapAddresses
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from tests.patience import PATIENCE_S
 
 
