@@ -24,6 +24,7 @@ from baton.rooms.errors import Cause, NoCapacity, Reason, Refusal, UnknownRoom, 
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
 from baton.rooms.request import CHOICES_MAX
+from baton.wire.adoption import orphans_from_wire
 from baton.wire.baton.v1 import (
     bootstraps_pb2,
     bootstraps_pb2_grpc,
@@ -83,7 +84,8 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             self._rooms.credentials.check(worker.facts.incarnation, request.credential)
             load = load_from_wire(request.load) if request.HasField("load") else None
             census = census_from_wire(request.census)
-            self._rooms.renew(worker.facts.incarnation, census, request.turn_ms, load)
+            orphans = orphans_from_wire(request.orphans)
+            self._rooms.renew(worker.facts.incarnation, census, request.turn_ms, load, orphans)
             return workers_pb2.RenewReply(
                 lease_ms=registry.lease_ms,
                 departed=registry.departed(),

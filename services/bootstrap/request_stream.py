@@ -95,7 +95,7 @@ class RequestStream:
         self,
         rooms: RoomController,
         follow: Follow,
-        entry: RoomEntry,
+        first: RoomStream,
         request: Request,
         timeout_s: float,
         bounds: RetryBounds,
@@ -114,7 +114,7 @@ class RequestStream:
         self._hung_up = False
         self._began = False
         """Whether the first token was passed on to the reader."""
-        self._first = follow(entry, request, timeout_s)
+        self._first = first
         self._branch = _Branch(tuple(range(request.choices)), self._first)
         """Branch with all choices of the request, as long as one room serves them all."""
         self._branches = [self._branch]

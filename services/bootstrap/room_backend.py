@@ -13,13 +13,13 @@ from baton.bootstrap.history import NO_STATUS
 from baton.bootstrap.request_stream import RequestStream, reusable
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import SIBLING_FAILED, RoomStream
-from baton.fleet.retry import (
-    RetryBounds,
-)
+from baton.fleet.need import Need
+from baton.fleet.retry import RetryBounds
 from baton.fleet.room_entry import RoomEntry
 from baton.rooms.errors import NoSuchWorker
 from baton.rooms.phases import Side
 from baton.rooms.request import Request
+from baton.wire.adoption import adoption_key
 
 GIVEN_UP: Final = {
     Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),
@@ -27,6 +27,13 @@ GIVEN_UP: Final = {
 }
 """Text and HTTP status to record for a request that is cancelled while it waits for its first room, by the
 reason of the cancel."""
+
+
+ORPHAN_S: Final = 0.25
+"""Longest wait for the report that the room of a resumed stream is an orphan, in seconds. A client may come
+back before its worker has seen that the bootstrap is gone."""
+ADOPTION_S: Final = 5.0
+"""Longest wait for a decode worker's turn that gives a room to this router, in seconds."""
 
 
 class RoomBackend:
@@ -71,6 +78,8 @@ class RoomBackend:
         limits = self.limits()
         most = max(limits.prompt_tokens, limits.alone_tokens)
         request = replace(request, arrived_ms=self.rooms.clock.wall_ms(), carried_tokens_max=most)
+        if request.resumes and (adopted := await self._adopt(request)) is not None:
+            return RequestStream(self.rooms, self._drive, adopted, request, self._timeout_s, self._bounds)
         try:
             entry = await self.rooms.admission.admit(
                 request.request_id,
@@ -100,7 +109,34 @@ class RoomBackend:
             busy = Overloaded(f"every worker is busy: {full}", after_s)
             self._note_refused(request, full, from_backend(busy).status, since_ms)
             raise busy from error
-        return RequestStream(self.rooms, self._drive, entry, request, self._timeout_s, self._bounds)
+        first = self._drive(entry, request, self._timeout_s)
+        return RequestStream(self.rooms, self._drive, first, request, self._timeout_s, self._bounds)
+
+    async def _adopt(self, request: Request) -> RoomStream | None:
+        """Adopt the room of another router that computes the answer of a request. Return its stream, or None
+        if there is none (`adopt-first-wins`)."""
+        if not request.is_replayable:
+            return None
+        rooms = self.rooms
+        found = await rooms.orphans.take(adoption_key(request), ORPHAN_S)
+        if found is None:
+            return None
+        orphan, decode = found
+        need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
+        trace_id = "" if request.trace is None else request.trace.trace_id
+        entry = rooms.registry.adopt_room(
+            orphan.room, request.request_id, decode, orphan.prefill, need, rooms.clock.now_ms(), trace_id
+        )
+        if entry is None:
+            return None
+        rooms.timelines.begin(entry, request.trace)
+        stream = RoomStream(rooms, entry, request, self._timeout_s, orphan)
+        stream.start()
+        try:
+            return stream if await stream.adopted(ADOPTION_S) else None
+        except BaseException:
+            await stream.hang_up(Hangup.CLIENT_GONE)
+            raise
 
     def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:
         """Record a request that got no room, and whose client is answered with HTTP `status`. `since_ms`:

@@ -6,7 +6,7 @@ and the watchers of a room, and checks deadlines. `admission` opens the rooms.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from baton.bootstrap.failure_log import FailureLog
 from baton.bootstrap.history import EMPTY_CENSUS, History
 from baton.bootstrap.kv_event_streams import KvEventStreams
 from baton.bootstrap.metrics import BootstrapMetrics, ExitRejection, Loss, computed_by
+from baton.bootstrap.orphan_table import OrphanTable
 from baton.bootstrap.timelines import Timelines
 from baton.bootstrap.worker_streams import WorkerStreams
 from baton.fleet.registry import Registry
@@ -32,6 +33,7 @@ from baton.rooms.worker_load import WorkerLoad
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
 from baton.telemetry.room_spans import RoomSpans
+from baton.wire.adoption import Orphan
 from baton.wire.channel import Channels
 from baton.wire.errors import NotProven
 from baton.wire.liveness import LivenessProbe
@@ -72,6 +74,7 @@ class RoomController:
         self.opener = draw_opener() if opener is None else opener
         self._presence = presence or LivenessProbe(channels)
         self.credentials = CredentialStore()
+        self.orphans = OrphanTable()
         self.registry = registry
         self.clock = clock
         self.streams = WorkerStreams(channels, self.side_retired, self.update_load, self.opener)
@@ -105,12 +108,13 @@ class RoomController:
         census: Mapping[str, Any] = EMPTY_CENSUS,
         turn_ms: int = 0,
         load: WorkerLoad | None = None,
+        orphans: Sequence[Orphan] = (),
     ) -> None:
         """Renew a worker's lease. Raises TurnStalled if the worker's last turn is too long ago. In that case
         its requests continue on other workers.
 
         `census`, `load`: numbers of rooms and pages, and load, as the worker reports them. `turn_ms`:
-        milliseconds since its last turn ended.
+        milliseconds since its last turn ended. `orphans`: all its rooms that this router may adopt.
         """
         try:
             self.registry.renew(incarnation, self.clock.now_ms(), turn_ms)
@@ -119,6 +123,7 @@ class RoomController:
             raise
         if load is not None:
             self.registry.update_load(incarnation, load, self.clock.now_ms())
+        self.orphans.update(incarnation, orphans)
         self.history.record_census(incarnation, census, self.clock.now_ms())
         self._metrics.lease_renewed()
         self.admission.wake()
@@ -219,6 +224,7 @@ class RoomController:
             self.fail(entry.id, facts.loss(why))
             self.timelines.wake(entry.id)
         self.streams.drop(incarnation)
+        self.orphans.update(incarnation, ())
         if self.kv_events is not None:
             self.kv_events.drop(incarnation)
         self.admission.wake()
@@ -240,6 +246,14 @@ class RoomController:
             self.followers[room] = on_end
         else:
             on_end(cause)
+
+    def not_adopted(self, room: RoomId, cause: Cause) -> None:
+        """Forget a room that this router wanted to adopt, because it is not this router's."""
+        self.followers.pop(room, None)
+        self.registry.end(room, cause, self.clock.now_ms())
+        self.timelines.report(room, Moment.NOT_ADOPTED, cause.text)
+        self.timelines.end(room)
+        self.registry.abandon(room)
 
     def answered(self, room: RoomId, how: str = "") -> bool:
         """Record that the client has its complete response. Return False if the room had already ended."""

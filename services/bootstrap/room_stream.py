@@ -4,6 +4,7 @@ What is left here is the shell: messages of the two workers become values, reque
 out, and its timers run on the event loop.
 """
 
+import asyncio
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from baton.fleet.room_entry import RoomEntry
 from baton.handover.opened_room import OpenedRoom
 from baton.handover.opener_messages import (
     Accepted,
+    Adopt,
     Break,
     CountPrompt,
     EndChoice,
@@ -24,8 +26,10 @@ from baton.handover.opener_messages import (
     FailRest,
     FirstToken,
     Leave,
+    MarkAdopted,
     MarkAnswered,
     MarkLocal,
+    MarkNotAdopted,
     MarkRetired,
     Open,
     OpenerRequest,
@@ -45,6 +49,7 @@ from baton.rooms.request import Request, TokenBatch
 from baton.rooms.timeline import Moment
 from baton.runtime.logging import Log
 from baton.runtime.timers import Timers
+from baton.wire.adoption import Orphan
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import (
     Malformed,
@@ -65,7 +70,7 @@ GIVEN_UP: Final = {
 }
 """Cause of a room whose reader reads no more before its end."""
 
-ACCEPTED: Final = Accepted()
+FIRST_ACCEPTED: Final = Accepted()
 
 log = Log(__name__)
 
@@ -74,8 +79,19 @@ class RoomStream:
     """Stream of one room's tokens. It is a `baton.api.backend.TokenStream` for its reader, and a
     `baton.bootstrap.worker_streams.RoomListener` for the streams of both workers."""
 
-    def __init__(self, rooms: RoomController, entry: RoomEntry, request: Request, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rooms: RoomController,
+        entry: RoomEntry,
+        request: Request,
+        timeout_s: float,
+        orphan: Orphan | None = None,
+    ) -> None:
+        """Make the stream of a room. `orphan`: the room as its decode worker reported it, if another router
+        opened it and this one adopts it. None for a room of this router."""
         self.entry = entry
+        self._orphan = orphan
+        self._adopted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._rooms = rooms
         trace = rooms.timelines.spans.trace_of(entry.id)
         self._request = request if trace is None else replace(request, trace=trace)
@@ -84,7 +100,9 @@ class RoomStream:
         self._timeout_s = timeout_s
         # At most one batch for each token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
-        self._room = OpenedRoom(entry.id, request, entry.names, timeout_s)
+        self._room = OpenedRoom(
+            entry.id, request, entry.names, timeout_s, is_adopted=orphan is not None
+        )
         self._timers: Timers[RoomTimer] = Timers()
 
     @property
@@ -106,6 +124,17 @@ class RoomStream:
         self._rooms.follow(self.entry.id, self._end)
         self._room.start()
         self._carry_out()
+
+    async def adopted(self, within_s: float) -> bool:
+        """Wait until the decode worker has given the room to this router, or refused. Return whether the room
+        is this router's. `within_s`: longest wait in seconds."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.shield(self._adopted)
+        except TimeoutError:
+            self._room.stop_adopting(f"the decode worker did not answer within {within_s:g} s")
+            self._carry_out()
+            return self._adopted.result()
 
     async def next(self) -> TokenBatch:
         batch = await self._out.get()
@@ -196,6 +225,14 @@ class RoomStream:
         """Carry out a request of a room that is local, ends early, or loses a worker."""
         rooms, room = self._rooms, self.entry.id
         match request:
+            case Adopt(side, term):
+                self._adopt(side, term)
+            case MarkAdopted():
+                rooms.timelines.report(room, Moment.ADOPTED)
+                self._settle_adoption(is_ours=True)
+            case MarkNotAdopted(cause):
+                rooms.not_adopted(room, cause)
+                self._settle_adoption(is_ours=False)
             case Leave(side, cause):
                 rooms.streams.to(self.entry.worker(side)).leave(room, cause)
             case EndChoice(choice):
@@ -214,6 +251,19 @@ class RoomStream:
                 rooms.send_end(self.entry, cause)
             case MarkRetired(side):
                 rooms.side_retired(room, side)
+
+    def _adopt(self, side: Side, term: int) -> None:
+        worker, key = self.entry.worker(side), b"" if self._orphan is None else self._orphan.key
+        request = inference_pb2.AdoptRequest(
+            room=self.entry.id, incarnation=worker.incarnation, opener=self._rooms.opener, key=key, term=term
+        )
+        self._rooms.streams.to(worker).adopt(request, self)
+        self._room.opened(side)
+        self._carry_out()
+
+    def _settle_adoption(self, *, is_ours: bool) -> None:
+        if not self._adopted.done():
+            self._adopted.set_result(is_ours)
 
     def _open(self, side: Side) -> None:
         try:
@@ -263,7 +313,8 @@ def _message_from_wire(reply: Any) -> WorkerMessage | None:
         case "outcome":
             return RoomOutcome(outcome_from_wire(reply.outcome))
         case "accepted":
-            return ACCEPTED
+            term = reply.accepted.term
+            return Accepted(term) if term else FIRST_ACCEPTED
         case _:
             return None
 

@@ -139,6 +139,7 @@ class WorkerStream:
         self._loaded = loaded
         self._listeners: dict[RoomId, RoomListener] = {}
         self._opening: deque[Open] = deque()
+        self._adopting: deque[inference_pb2.AdoptRequest] = deque()
         self._ending: deque[tuple[RoomId, int]] = deque()
         """Choices whose end is still to be sent to the worker, as (room, choice). The worker samples no more
         tokens of them then."""
@@ -169,6 +170,12 @@ class WorkerStream:
             return
         self._listeners[room] = hearer
         self._opening.append(request)
+        self._start()
+
+    def adopt(self, request: inference_pb2.AdoptRequest, hearer: RoomListener) -> None:
+        """Ask the worker for a room of another router. `hearer`: see `open`."""
+        self._listeners[RoomId(request.room)] = hearer
+        self._adopting.append(request)
         self._start()
 
     def end_choice(self, room: RoomId, choice: int) -> None:
@@ -215,7 +222,7 @@ class WorkerStream:
         try:
             while True:
                 await self._stream()
-                if not self._over and not self._opening:
+                if not self._over and not self._opening and not self._adopting:
                     return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._pause_s):
@@ -242,6 +249,7 @@ class WorkerStream:
     def _break(self, error: RemoteError) -> None:
         hearers, self._listeners = self._listeners, {}
         self._opening.clear()
+        self._adopting.clear()
         self._ending.clear()
         self._unsent = deque(self._over)
         self._news.clear()
@@ -278,7 +286,8 @@ class WorkerStream:
 
     def _next(self) -> Any:
         """Return the next message to send to the worker, or None if there is nothing to send."""
-        return self._message() if self._opening or self._unsent or self._ending else None
+        waiting = self._opening or self._adopting or self._unsent or self._ending
+        return self._message() if waiting else None
 
     def _message(self) -> Any:
         """Build the next message to the worker. The end of a room or a choice is never sent before the
@@ -290,6 +299,9 @@ class WorkerStream:
             message.open.append(self._opening.popleft())
         if self._opening and not message.open:
             message.open.append(self._opening.popleft())
+        while not self._opening and self._adopting and length <= MESSAGE_BYTES:
+            length += self._adopting[0].ByteSize()
+            message.adopt.append(self._adopting.popleft())
         while not self._opening and self._ending and length <= MESSAGE_BYTES:
             room, choice = self._ending.popleft()
             if room in self._listeners:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from baton.decode.decode_room import DecodeRoom
+from baton.decode.decode_room import DecodeRoom, replayed
 from baton.handover.receiving_side import ReceivingSide
 from baton.ids import Generation, Incarnation, Opener, RoomId
 from baton.rooms.errors import Refusal
@@ -58,6 +58,14 @@ class DecodeCommands(RankCommands[ReceivingSide[DecodeRoom]]):
         if wire.HasField("prefill_ms"):
             room.prefill_by_ms = self._ports.clock.now_ms() + wire.prefill_ms
             room.prefill_own_ms = wire.prefill_own_ms
+
+    def _adopt(self, wire: inference_pb2.AdoptRequest) -> None:
+        room: DecodeRoom = self._give(wire, None)
+        for choice in room.choices:
+            if choice.sequence.output:
+                room.reply(inference_pb2.StreamRoomReply(tokens=replayed(room, choice)))
+        if room.concluded:
+            room.conclude(None)
 
     def _cut(self, wire: inference_pb2.EndChoiceRequest) -> None:
         room, rooms, opener = RoomId(wire.room), self._core.roster, Opener(wire.opener)

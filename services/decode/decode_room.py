@@ -7,6 +7,7 @@ from baton.decode.drafter import Drafter
 from baton.engine_interface import PageSum, Row, Sequence
 from baton.handover.receiving_room import ReceivingRoom
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2
+from baton.wire.conversions import finish_to_wire
 from baton.worker.called_room import CalledRoom
 
 
@@ -34,6 +35,19 @@ class Choice:
         """Whether this choice is not choice 0 and has sampled no token yet. Its first row computes all
         positions after the pages that it shares with choice 0."""
         return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
+
+
+def replayed(room: "DecodeRoom", choice: Choice) -> inference_pb2.Tokens:
+    """Return the message with the whole output of a choice so far, for a router that has adopted the room. It
+    includes the output of earlier rooms of the request."""
+    output = choice.sequence.output
+    return inference_pb2.Tokens(
+        tokens=[inference_pb2.Token(token=each) for each in output],
+        finish=finish_to_wire(room.request.finish_reason(output)),
+        cached_tokens=room.cached if room.local else 0,
+        local=room.local,
+        choice=choice.place,
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -32,7 +32,7 @@ from baton.handover.requests import (
     Retired,
     SumPages,
 )
-from baton.ids import Opener
+from baton.ids import Opener, RoomId
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.evidence import Connected
 from baton.rooms.phases import Phase
@@ -43,6 +43,7 @@ from baton.runtime.errors import MemoryNotMoved
 from baton.runtime.host_memory import CannotMove
 from baton.runtime.logging import Log
 from baton.transfer.transfer_protocol import TransferError
+from baton.wire.adoption import adoption_key
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.worker.assembly import RankPorts
 from baton.worker.polling import deadline_s
@@ -230,6 +231,10 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                 self.peers.forget(request.peer)
             case _:
                 assert_never(request)
+
+    def _orphaned(self, room: RoomId) -> None:
+        self._orphan_keys[room] = adoption_key(self.roster.get(room).request)
+        self._renew_leases()
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
         self.peers.over(retired.room)

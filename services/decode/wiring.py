@@ -53,6 +53,7 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
             transferring_ms=settings.transfer_timeout_ms,
             success_ms=DECODING_MS,
             fence_ms=settings.revoke_after_ms,
+            orphan_ms=settings.orphan_ms,
         ),
         peers=peers,
         metrics=metrics,

@@ -202,11 +202,7 @@ class Registry(WorkerTable, RoomTable):
             is_returned=is_back,
             is_same_process=prefill is None and decode.twin is not None and decode.twin.is_serving,
         )
-        self._open[room] = entry
-        self.phases[entry.phase] += 1
-        for wait in (self._undelivered, self._without_outcome):
-            wait.enter(room, entry, now_ms)
-        self.index.opened(entry)
+        self._enter_room(entry, now_ms)
         if prefill is not None:
             cost = prefill.queue.cost(entry.prompt_tokens, need.scores)
             prefill.queue.add(room, cost, now_ms)
@@ -218,11 +214,46 @@ class Registry(WorkerTable, RoomTable):
             if canary:
                 worker.canaries.add(room)
             worker.usage.unreported.add(room, entry.tokens_on(worker.facts.side))
-            self._rooms_by_worker.setdefault(worker.facts.incarnation, {})[room] = entry
             self._loaded(worker)
             new = self.sides[worker.facts.side].record_sent(worker, need.blocks)
             if worker is prefill:
                 entry.uncomputed_blocks = worker.sent_prefixes.expect(need.blocks, new)
+        return entry
+
+    def adopt_room(
+        self,
+        room: RoomId,
+        request_id: str,
+        decode: Incarnation,
+        prefill: Incarnation,
+        need: Need,
+        now_ms: int,
+        trace_id: str = "",
+    ) -> RoomEntry | None:
+        """Enter a room of another router that this one wants to adopt. Return None if the room is known here,
+        or its decode worker is not.
+
+        `prefill`: prefill worker of the room, or NO_PEER. The loads that the workers report include the room
+        already.
+        """
+        here, other = self._workers.get(decode), self._workers.get(prefill)
+        if here is None or any(room in table for table in self._tables):
+            return None
+        entry = RoomEntry(
+            room,
+            request_id,
+            None if other is None else other.facts,
+            here.facts,
+            need.prompt_tokens,
+            need.initial_on(here.facts),
+            now_ms,
+            trace_id=trace_id,
+            choices=need.choices,
+        )
+        self._enter_room(entry, now_ms)
+        for worker in (here,) if other is None else (other, here):
+            worker.rooms.add(room)
+            self._loaded(worker)
         return entry
 
     def mark_local(self, room: RoomId) -> None:
@@ -283,6 +314,15 @@ class Registry(WorkerTable, RoomTable):
             return
         for side in [each for each in Side if each in entry.waiting_for]:
             self.side_retired(room, side)
+
+    def _enter_room(self, entry: RoomEntry, now_ms: int) -> None:
+        self._open[entry.id] = entry
+        self.phases[entry.phase] += 1
+        for wait in (self._undelivered, self._without_outcome):
+            wait.enter(entry.id, entry, now_ms)
+        self.index.opened(entry)
+        for facts in entry.workers:
+            self._rooms_by_worker.setdefault(facts.incarnation, {})[entry.id] = entry
 
     def _reserve(self, worker: Worker, *, reserved: bool) -> None:
         worker.reserved = reserved

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from baton.handover.requests import Report, Retired, SideRequest
+from baton.handover.requests import Orphaned, Report, Retired, SideRequest
 from baton.ids import NO_OPENER, Incarnation, Opener, PageCounts, RoomId
 from baton.pages.holdings import Holdings
 from baton.pages.layout import KvLayout
@@ -65,6 +65,27 @@ class HandOverSide(ABC, Generic[R, Q]):
         (`opener-owns`)."""
         self.roster.cancel(room, cause, now_ms, opener)
 
+    def orphan(self, room: RoomId, opener: Opener, cause: Cause, now_ms: int) -> None:
+        """Let other routers adopt a room for a while, because the stream of its router broke
+        (`orphan-ends`). The room ends with `cause` at once if none could continue it."""
+        here = self.roster.get(room) if room in self.roster else None
+        if not self._deadlines.orphan_ms or (here is not None and not here.is_replayable):
+            self.roster.cancel(room, cause, now_ms, opener)
+        elif self.roster.orphan(room, opener, now_ms + self._deadlines.orphan_ms) and here is not None:
+            self._report(here, Moment.ORPHANED, cause.text)
+            self._ask(Orphaned(room))
+
+    def adopt(self, room: RoomId, opener: Opener, term: int | None = None) -> R:
+        """Give an orphan to another router, and return its record. Arguments and errors: those of
+        `Roster.adopt`."""
+        adopted = self.roster.adopt(room, opener, term)
+        self._report(adopted, Moment.ADOPTED)
+        return adopted
+
+    def orphans(self) -> list[R]:
+        """Return the rooms that other routers may adopt, oldest first."""
+        return [room for room in self.roster if room.is_orphan and room.is_adoptable]
+
     def drain(self) -> None:
         """Refuse new rooms from now on. The worker may leave when its present rooms have ended."""
         self.draining = True
@@ -93,9 +114,10 @@ class HandOverSide(ABC, Generic[R, Q]):
         """Return the highest id among the present rooms of one router, or 0 if it has none. None: of all
         routers.
 
-        A router issues its ids in ascending order, and compares them with none of another router.
+        A router issues its ids in ascending order, and compares them with none of another router. So rooms
+        that it has adopted do not count.
         """
-        ids = (room.id for room in self.roster if opener is None or room.obeys(opener))
+        ids = (room.id for room in self.roster if opener is None or (room.obeys(opener) and not room.term))
         return max(ids, default=RoomId(0))
 
     def others(self, opener: Opener | None = None) -> int:

@@ -35,7 +35,10 @@ class TokenMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Message: the worker has accepted the room."""
+    """Message: the worker has accepted the room, or given it to this router."""
+
+    term: int = 0
+    """Number of times that the room was adopted."""
 
 
 class FirstToken(NamedTuple):
@@ -96,6 +99,27 @@ class Open:
     """Request to send the room to its worker on one side. `OpenedRoom.opened` confirms that."""
 
     side: Side
+
+
+@dataclass(slots=True)
+class Adopt:
+    """Request to adopt the room on one side. `OpenedRoom.opened` confirms that it was sent."""
+
+    side: Side
+    term: int
+    """Term of the adoption, which decode has decided. 0 for decode itself."""
+
+
+@dataclass(slots=True)
+class MarkAdopted:
+    """Request to record that the room is this router's from now on."""
+
+
+@dataclass(slots=True)
+class MarkNotAdopted:
+    """Request to forget the room, because it is not this router's."""
+
+    cause: Cause
 
 
 @dataclass(slots=True)
@@ -183,6 +207,9 @@ class MarkRetired:
 OpenerRequest: TypeAlias = (
     TokenBatch
     | Open
+    | Adopt
+    | MarkAdopted
+    | MarkNotAdopted
     | EndChoice
     | Leave
     | Stream

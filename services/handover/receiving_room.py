@@ -97,6 +97,10 @@ class ReceivingRoom(Receiver):
         return Receiver.ending(self, now_ms) or self.retracting
 
     @property
+    def is_replayable(self) -> bool:
+        return self.request.is_replayable
+
+    @property
     def urgency(self) -> tuple[int, int, RoomId]:
         return self.request.priority, self.request.arrived_ms, self.id
 

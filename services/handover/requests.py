@@ -66,7 +66,14 @@ class Retired:
     """Milliseconds that the room spent in each phase."""
 
 
-SideRequest: TypeAlias = Report | Outcome | Retired
+@dataclass(slots=True)
+class Orphaned:
+    """Request to report to all routers that they may adopt this room."""
+
+    room: RoomId
+
+
+SideRequest: TypeAlias = Report | Outcome | Retired | Orphaned
 """Request that either side of a hand-over may make."""
 
 

@@ -39,6 +39,10 @@ class SendingRoom(Sender):
         return self.computed == self.request.prefill_tokens
 
     @property
+    def is_replayable(self) -> bool:
+        return self.request.is_replayable
+
+    @property
     def urgency(self) -> tuple[int, int, RoomId]:
         return self.request.priority, self.request.arrived_ms, self.id
 

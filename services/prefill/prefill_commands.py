@@ -49,6 +49,11 @@ class PrefillCommands(RankCommands[SendingSide[PrefillRoom]]):
                 return False
         return True
 
+    def _adopt(self, wire: inference_pb2.AdoptRequest) -> None:
+        room: PrefillRoom = self._give(wire, wire.term)
+        if room.succeeded:
+            room.conclude(None)
+
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:
         receiver = Incarnation(wire.receiver)
         if wire.mine:

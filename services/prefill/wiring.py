@@ -34,6 +34,7 @@ def fit(
         transferring_ms=settings.transfer_timeout_ms,
         success_ms=settings.transfer_timeout_ms,
         fence_ms=settings.transfer_timeout_ms,
+        orphan_ms=settings.orphan_ms,
     )
     work = PrefillWork(
         rank.ports,

@@ -27,6 +27,9 @@ class Deadlines:
     fence_ms: int
     """Time for a sender to prove that it writes no more to a failed room's memory, in milliseconds. After
     that, the memory is revoked (`baton.rooms.quarantine`)."""
+    orphan_ms: int = 0
+    """Time for another router to adopt a room whose router's stream broke, in milliseconds. With 0, such a
+    room ends at once."""
 
     def for_phase(self, phase: Phase) -> int:
         return _FIELDS[phase](self)

@@ -24,10 +24,15 @@ class Reason(Enum):
     LOCAL = "local"
     """Reason: the decode worker computes the prompt itself, and the room continues there. Only prefill
     workers report this, and it is no failure."""
+    NOT_ADOPTED = "not_adopted"
+    """Reason: the router could not adopt the room of another router, so it computes the answer again. Only
+    that router records it, and it is no failure."""
     ANSWERED = "answered"
     """Reason: the client has its complete response, and the workers may stop. This is no failure."""
     CLIENT_GONE = "client_gone"
     CANCELLED = "cancelled"
+    ORPHANED = "orphaned"
+    """Reason: the stream of the room's router broke, and no router adopted the room in time."""
     DEADLINE = "deadline"
     PREFILL_LOST = "prefill_lost"
     DECODE_LOST = "decode_lost"
@@ -94,6 +99,10 @@ class UnknownRoom(Refusal):
 
 class RoomExists(Refusal):
     """Error: there is, or was, already a room with this id (`room-unique`)."""
+
+
+class NotOrphaned(Refusal):
+    """Error: a room cannot be adopted, because it has a router, or is ending."""
 
 
 class RosterFull(Refusal):

@@ -73,6 +73,13 @@ REASONS: Final[Mapping[Reason, ReasonFacts]] = {
         is_counted=False,
         ends_room=False,
     ),
+    Reason.NOT_ADOPTED: ReasonFacts(
+        Fault.CALLER,
+        "Nothing is wrong here: the room of another bootstrap was over, or that bootstrap still reads it. The"
+        " answer is computed again.",
+        is_failure=False,
+        is_counted=False,
+    ),
     Reason.ANSWERED: ReasonFacts(
         Fault.CALLER,
         "The client had all that it asked for, and the workers stopped.",
@@ -87,6 +94,11 @@ REASONS: Final[Mapping[Reason, ReasonFacts]] = {
     # A failure all the same: where another prompt of the request failed, the client is told so.
     Reason.CANCELLED: ReasonFacts(
         Fault.CALLER, "The room was cancelled by its opener, or another prompt of its request failed."
+    ),
+    Reason.ORPHANED: ReasonFacts(
+        Fault.BOOTSTRAP,
+        "The connection of the room's bootstrap broke, and no bootstrap adopted the room within the worker's"
+        " `--orphan-ms`. Look for the exit of that bootstrap, or for a client that did not come back.",
     ),
     Reason.DEADLINE: ReasonFacts(
         Fault.EITHER,

@@ -149,11 +149,21 @@ class Request:
     """Tenant (a group of clients) whose share of the queue this request uses while it waits. Workers do not
     get it."""
 
+    resumes: bool = False
+    """Whether a client continues a stream that broke, so that another router's room may compute the answer
+    already. Workers do not get it."""
+
     @property
     def names(self) -> dict[str, str]:
         """Request id and trace id of the request, by the name of their field in log lines."""
         names = {"request_id": self.request_id}
         return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether the token ids of the output are all that its reader gets. Log-probabilities are not stored
+        after they were sent."""
+        return self.sampling.top_logprobs is None and self.prompt_logprobs is None
 
     @property
     def choices(self) -> int:

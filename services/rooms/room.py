@@ -74,7 +74,13 @@ class Room(ABC):
     """Whether the next token can be sampled without compiling a grammar first (`mask-is-fold`). True for a
     room without a grammar."""
     opener: Opener = NO_OPENER
-    """Router that opened the room. Only its commands about the room count (`opener-owns`)."""
+    """Router that opened or adopted the room. Only its commands about the room count (`opener-owns`)."""
+    term: int = 0
+    """Number of times that the room was adopted by another router. Each adoption has a higher term than the
+    one before (`adopt-first-wins`)."""
+    orphan_until_ms: int | None = None
+    """Time until which another router may adopt the room, in milliseconds. The room ends then
+    (`orphan-ends`). None while its router reads it."""
 
     def obeys(self, opener: Opener) -> bool:
         """Return whether commands of a router count for this room. A room that came without an opener obeys
@@ -106,7 +112,9 @@ class Room(ABC):
         contradiction = self._contradiction()
         if contradiction is not None:
             return contradiction
-        if now_ms < self.deadline_ms:
+        if self.is_orphan and now_ms >= (self.orphan_until_ms or 0):
+            return Cause(Reason.ORPHANED, f"{self.SIDE.value}: no bootstrap adopted it in time")
+        if now_ms < self._phase_deadline_ms:
             return None
         spent_ms = now_ms - self._since_ms
         late = "no progress for" if self._waits_until is None else "its request's time is over, after"
@@ -188,9 +196,32 @@ class Room(ABC):
         self.progress_ms = now_ms
 
     @property
+    def is_orphan(self) -> bool:
+        """Whether the stream of the room's router broke, and no router has adopted the room yet."""
+        return self.orphan_until_ms is not None
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether another router can be sent all output of the room again."""
+        return True
+
+    @property
+    def is_adoptable(self) -> bool:
+        """Whether a router that adopts the room can still get all of its output here. All ranks have the same
+        value, so it depends on nothing that one rank alone may have seen."""
+        return self.phase is not Phase.FAILED and not self.stopping
+
+    @property
     def deadline_ms(self) -> int:
         """Time at which this rank begins to vote for the end of the room, in milliseconds. In FAILED, the
         time by which a proof has to be made (see `baton.rooms.quarantine`)."""
+        deadline_ms = self._phase_deadline_ms
+        if self.orphan_until_ms is None or self.phase is Phase.FAILED:
+            return deadline_ms
+        return min(deadline_ms, self.orphan_until_ms)
+
+    @property
+    def _phase_deadline_ms(self) -> int:
         until_ms = self._waits_until
         return self._since_ms + self.deadlines.for_phase(self.phase) if until_ms is None else until_ms
 

@@ -8,6 +8,10 @@ A room enters by `open` and leaves by `retire` only. Evidence about a room that 
 and dropped (`terminal-creates-nothing`). A cancel of an unknown room is remembered for a while, in case the
 room arrives later (`cancel-remembered`). The key of a room is its id alone. A command of another router than
 the one that opened the room is counted and dropped (`opener-owns`).
+
+If the stream of a room's router breaks, the room is an orphan for a while, and goes on. Another router may
+adopt it. Commands pass in one order, so the first one that adopts a room gets it (`adopt-first-wins`). The
+former router's later commands are dropped like those of any other.
 """
 
 import heapq
@@ -22,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from baton.ids import NO_OPENER, Incarnation, Opener, PageCounts, RoomId
-from baton.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
+from baton.rooms.errors import Cause, LocalBug, NotOrphaned, Reason, RoomExists, RosterFull, UnknownRoom
 from baton.rooms.evidence import Evidence, Failed
 from baton.rooms.phases import Effect, Phase, Vote
 from baton.rooms.room import Room
@@ -31,6 +35,8 @@ TOMBSTONES_MAX: Final = 4096
 TOMBSTONE_MS: Final = 600_000
 ROWS_MAX: Final = 2**62
 """Value of `Capacity.rows` if the number of sequences is not limited."""
+ORPHAN: Final = "orphan"
+"""Kind under which `Roster.dropped` counts broken streams of rooms that are not in the roster."""
 FOREIGN: Final = "foreign"
 """Kind under which `Roster.dropped` counts commands about a room that another router opened."""
 _PHASES: Final = tuple(Phase)
@@ -96,6 +102,10 @@ class Roster(Generic[R]):
         self._given_up: OrderedDict[tuple[RoomId, Incarnation], Tombstone] = OrderedDict()
         """Tombstones of rooms that a peer cancelled before they were opened on this rank, by room and peer.
         There are at most TOMBSTONES_MAX."""
+        self.orphaned = 0
+        """Number of times that the stream of a room's router broke, and the room went on."""
+        self.adopted = 0
+        """Number of rooms that another router has adopted."""
         self.dropped: Counter[str] = Counter()
         """Number of pieces of evidence and commands that were dropped, by kind, because their room is not in
         this roster, or was opened by another router (FOREIGN)."""
@@ -172,6 +182,36 @@ class Roster(Generic[R]):
             return False
         self.dropped[FOREIGN] += 1
         return True
+
+    def orphan(self, room: RoomId, opener: Opener, until_ms: int) -> bool:
+        """Let other routers adopt a room, because the stream of its router broke. Return whether the room of
+        that router is here.
+
+        `until_ms`: time at which the room ends if none has adopted it, in milliseconds (`orphan-ends`).
+        """
+        if self.is_foreign(room, opener):
+            return False
+        if room not in self._rooms:
+            self.dropped[ORPHAN] += 1
+            return False
+        self._rooms[room].orphan_until_ms = until_ms
+        self.orphaned += 1
+        return True
+
+    def adopt(self, room: RoomId, opener: Opener, term: int | None = None) -> R:
+        """Give an orphan to a router, which owns it from now on. Return the room.
+
+        `term`: term of the adoption at the room's other worker, where it was decided. None: it is decided
+        here. Raises UnknownRoom, and NotOrphaned if the room has a router or is ending.
+        """
+        adopted = self.get(room)
+        is_given = adopted.is_orphan if term is None else term > adopted.term
+        if not is_given or not adopted.is_adoptable:
+            raise NotOrphaned(f"room {room} has a bootstrap that reads it, or is ending")
+        self.adopted += 1
+        adopted.opener, adopted.orphan_until_ms = opener, None
+        adopted.term = adopted.term + 1 if term is None else term
+        return adopted
 
     def cancel_by_peer(self, room: RoomId, peer: Incarnation, cause: Cause, now_ms: int) -> None:
         """End a room at the request of a peer, which may end only rooms that it shares (`authorised-writer`).

@@ -48,6 +48,12 @@ class Moment(StrEnum):
     ASKED = "asked"
     """Router: the timeline is being read now. The line only gives the present time, and is not shown."""
 
+    ORPHANED = "orphaned"
+    """Both workers: the stream of the room's router broke. The room goes on for a while."""
+    ADOPTED = "adopted"
+    """Both workers and the router: another router reads the room from now on."""
+    NOT_ADOPTED = "not adopted"
+    """Router: the room of another router was over, or has a reader. The answer is computed again."""
     ACCEPTED = "accepted"
     """Both workers: the worker has taken the room into its roster."""
     VOTED = "voted"

@@ -143,6 +143,12 @@ class WorkerSettings(ServiceSettings):
     max_rooms: int = setting(
         256, "Most rooms held at once, waiting ones included.", number(1, ROOMS_MAX - CANARY_ROOMS)
     )
+    orphan_ms: int = setting(
+        10_000,
+        "How long a room goes on after its bootstrap's connection broke, so that another one may adopt it (0:"
+        " it ends at once).",
+        optional(DURATION_MS, 0),
+    )
     threads: int = setting(0, "Compute threads (0: as many as the cores it may use).", number(0, 4096))
     cpus: tuple[int, ...] = setting((), "Cores to run on, such as 0,2-3 (not given: all).", CPUS)
     transfer_window: int = setting(8 * 2**20, "Most bytes of KV posted to a peer in one write.", SIZE)

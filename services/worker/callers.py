@@ -7,13 +7,15 @@ fill. A call that ends early for any reason cancels its room, so that no room ru
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from baton.ids import Opener, RoomId
 from baton.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import cause_to_wire
 from baton.worker.mailbox import Mailbox
+
+STREAM_ENDED: Final = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
 
 Reply = TypeVar("Reply")
 AnyReply = TypeVar("AnyReply", contravariant=True)
@@ -69,9 +71,13 @@ class Callers(Generic[Reply]):
 
     def give_up(self, room: RoomId, opener: Opener) -> None:
         """Cancel a room of a router, because its caller's stream has ended."""
-        cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
-        cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause), opener=opener)
+        cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(STREAM_ENDED), opener=opener)
         self._mailbox.put(group_pb2.Command(cancel=cancel))
+
+    def orphan(self, room: RoomId, opener: Opener) -> None:
+        """Let other routers adopt a room of a router for a while, because its caller's stream has ended."""
+        orphan = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(STREAM_ENDED), opener=opener)
+        self._mailbox.put(group_pb2.Command(orphan=orphan))
 
     @asynccontextmanager
     async def calling(

@@ -159,6 +159,12 @@ class WorkerMetrics:
                 " another bootstrap opened it.",
             )
         )
+        self._orphaned = _Total(
+            counter("baton_rooms_orphaned_total", "Rooms that went on when their bootstrap's stream broke.")
+        )
+        self._adopted = _Total(
+            counter("baton_rooms_adopted_total", "Rooms that another bootstrap has adopted and reads.")
+        )
         self._lines = _Total(
             counter(
                 "baton_timeline_lines_dropped_total",
@@ -182,6 +188,12 @@ class WorkerMetrics:
         worker does not have, since the start."""
         self._rooms.record(census)
         self._unknown.record(unknown)
+
+    def record_orphans(self, orphaned: int, adopted: int) -> None:
+        """Set the counts of rooms whose router's stream broke, and of rooms that another router has
+        adopted, both since the start."""
+        self._orphaned.record(orphaned)
+        self._adopted.record(adopted)
 
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
         self._queues.record(queues)

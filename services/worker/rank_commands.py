@@ -2,24 +2,29 @@
 commands."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from baton.handover.receiving_side import ReceivingSide
 from baton.handover.sending_side import SendingSide
 from baton.ids import NO_PEER, Incarnation, Opener, RoomId
-from baton.rooms.errors import PeerFault
+from baton.rooms.errors import Cause, NotOrphaned, PeerFault, Reason
 from baton.rooms.steps.step_cost import Costs, StepCost
+from baton.wire.adoption import adoption_key
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.conversions import (
     cause_from_wire,
     check_peer,
     ends_from_wire,
+    outcome_to_wire,
     request_from_wire,
     room_from_wire,
 )
 from baton.wire.registration import routers_from_wire
 from baton.worker.assembly import RankPorts
 from baton.worker.callers import Callers
+
+ADOPTED: Final = Cause(Reason.BOOTSTRAP_LOST, "another bootstrap has adopted the room")
+"""Outcome for a router that still reads a room when another one adopts it."""
 
 Core = TypeVar("Core", bound=SendingSide[Any] | ReceivingSide[Any])
 
@@ -42,6 +47,12 @@ class RankCommands(ABC, Generic[Core]):
                 cancel, now_ms = command.cancel, self._ports.clock.now_ms()
                 cause = cause_from_wire(cancel.cause)
                 self._core.cancel(RoomId(cancel.room), cause, now_ms, Opener(cancel.opener))
+            case "orphan":
+                orphan, now_ms = command.orphan, self._ports.clock.now_ms()
+                cause = cause_from_wire(orphan.cause)
+                self._core.orphan(RoomId(orphan.room), Opener(orphan.opener), cause, now_ms)
+            case "adopt":
+                self._adopt(command.adopt)
             case "departed":
                 self._core.depart(Incarnation(command.departed))
             case "bootstraps":
@@ -60,6 +71,27 @@ class RankCommands(ABC, Generic[Core]):
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
         """Apply a command that only this side (prefill or decode) has. Return False if this side has no such
         command."""
+
+    @abstractmethod
+    def _adopt(self, wire: inference_pb2.AdoptRequest) -> None:
+        """Give a room to the router that adopts it. Raises Malformed and Refusal."""
+
+    def _give(self, wire: inference_pb2.AdoptRequest, term: int | None) -> Any:
+        """Give a room to the router that adopts it, and send that router the reply `accepted`. A router that
+        still reads the room gets its outcome. Return the room's record.
+
+        `term`: see `Roster.adopt`. Raises Malformed and Refusal.
+        """
+        name, opener = room_from_wire(wire.room), Opener(wire.opener)
+        here = self._core.roster.get(name)
+        if not here.is_replayable or adoption_key(here.request) != wire.key:
+            raise NotOrphaned(f"room {name} does not compute that request")
+        room = self._core.adopt(name, opener, term)
+        room.reply(room.REPLY(outcome=outcome_to_wire(ADOPTED)))
+        room.replies = self._callers.take(name)
+        self._ports.reporter.adopted(name, opener)
+        room.reply(room.REPLY(accepted=inference_pb2.Accepted(term=room.term)))
+        return room
 
     def _open(
         self,

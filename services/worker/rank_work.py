@@ -5,11 +5,11 @@ here, and their results go into the core again. Nothing is decided here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from baton.handover.handover_side import HandOverSide
-from baton.handover.requests import Outcome, Report, Retired
+from baton.handover.requests import Orphaned, Outcome, Report, Retired
 from baton.ids import Opener, RoomId
 from baton.pages.errors import LayoutMismatch, Truncated
 from baton.rooms.errors import Cause, PeerFault, Refusal
@@ -18,6 +18,7 @@ from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Capacity, Roster
 from baton.rooms.timeline import Moment
 from baton.rooms.worker_load import WorkerLoad
+from baton.wire.adoption import Orphan, orphans_to_wire
 from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from baton.wire.census import census_to_wire
 from baton.wire.load_messages import load_to_wire
@@ -55,6 +56,10 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         self._turns = 0
         self._loads = 0
         """Number of load reports made so far, which is also the number of the latest report."""
+        self._orphan_keys: dict[RoomId, bytes] = {}
+        """Adoption keys of rooms that became orphans, by room. Empty on the prefill side."""
+        self._renew_leases: Callable[[], None] = lambda: None
+        """Function that renews all leases now, so that routers learn of an orphan."""
 
     # ---- methods and attributes of one side alone
 
@@ -119,7 +124,16 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         rooms = self.roster.census()
         tokens = self.scheduler.tokens
         census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
-        return workers_pb2.RenewRequest(census=census, load=self.load(opener))
+        orphans = orphans_to_wire(
+            Orphan(room.id, self._orphan_keys[room.id], room.peer)
+            for room in self._core.orphans()
+            if room.id in self._orphan_keys
+        )
+        return workers_pb2.RenewRequest(census=census, load=self.load(opener), orphans=orphans)
+
+    def renew_leases_by(self, renew: Callable[[], None]) -> None:
+        """Set the function that renews all leases now."""
+        self._renew_leases = renew
 
     # ---- Work
 
@@ -176,6 +190,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         rooms, holdings = self.roster.census(), self._core.holdings
         self._metrics.record_turn(agreement_s, self.ports.reporter.dropped)
         self._metrics.record_rooms(rooms, self.roster.dropped.total())
+        self._metrics.record_orphans(self.roster.orphaned, self.roster.adopted)
         self._metrics.record_memory(holdings.census(), holdings.slots.census())
         self._metrics.record_queues(self._queues(rooms))
         self._turns += 1
@@ -199,8 +214,13 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
                         self._conclude(self.roster.get(request.room), request.cause)
                     case Retired():
                         self._retired(request)
+                    case Orphaned():
+                        self._orphaned(request.room)
                     case _:
                         self._do(request)
+
+    def _orphaned(self, room: RoomId) -> None:
+        """Report a room to all routers, any of which may adopt it. Decode reports it for both sides."""
 
     def _conclude(self, room: Any, cause: Cause | None) -> None:
         """Send the room's last reply, and release its sequences in the engine. No later step has a row of
@@ -215,5 +235,6 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     def _retired(self, retired: Retired, detail: str = "") -> None:
         """Forget a room that is over on this worker and has given back all its memory."""
         self.ports.grammar_states.forget(retired.room)
+        self._orphan_keys.pop(retired.room, None)
         self._metrics.room_retired(retired.phase_ms)
         self.ports.reporter.retired(retired.room, detail)

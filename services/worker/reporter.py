@@ -110,6 +110,10 @@ class Reporter:
         self._openers[room] = opener
         self._spans.begin(room, request.request_id, request.trace)
 
+    def adopted(self, room: RoomId, opener: Opener) -> None:
+        """Send the later lines of a room to the router that has adopted it."""
+        self._openers[room] = opener
+
     def failed(self, room: RoomId, cause: Cause) -> None:
         """Report the cause of a failed room to its timeline, to the log and to its trace. The timeline gets
         no line if the room was retracted or its prompt left to decode."""

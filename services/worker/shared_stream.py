@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from baton.ids import NO_OPENER, Incarnation, Opener, RoomId
-from baton.rooms.errors import PeerFault, Refusal
+from baton.rooms.errors import PeerFault, Refusal, RoomExists
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.channel import check_incarnation
@@ -23,6 +23,8 @@ log = Log(__name__)
 
 LINES_MAX: Final = 1024
 """Most replies in one message of a shared stream."""
+REPLIES_MAX: Final = 2**31
+"""Most replies of an adopted room. Its request bounds them, which the adopting router does not repeat."""
 MESSAGE_BYTES: Final = 2**15
 """Length in bytes at which a message of a shared stream is full, so that further replies go into the next
 message.
@@ -45,7 +47,8 @@ single choices. Raises the errors of `Mailbox.ask`."""
 
 
 class SharedStream(Generic[Reply]):
-    """Stream of one caller for many rooms. If the stream ends, its unfinished rooms are cancelled."""
+    """Stream of one caller for many rooms. If the stream ends, others may adopt its unfinished rooms for a
+    while."""
 
     def __init__(
         self, callers: Callers[Reply], judge: Judge, incarnation: Incarnation, rest: Rest | None = None
@@ -78,7 +81,7 @@ class SharedStream(Generic[Reply]):
         finally:
             rooms, self._rooms = self._rooms, {}
             for room, replies in rooms.items():
-                self._callers.give_up(room, replies.opener)
+                self._callers.orphan(room, replies.opener)
             tasks = [self._reading, *self._calls]
             for task in tasks:
                 task.cancel()
@@ -110,6 +113,8 @@ class SharedStream(Generic[Reply]):
         async for request in requests:
             for each in request.open:
                 self._open(each)
+            for each in request.adopt:
+                self._adopt(each)
             for each in request.cancel:
                 self._start(self._cancel(each))  # after the opening of its room, which was started before
             if self._rest is not None:
@@ -137,6 +142,20 @@ class SharedStream(Generic[Reply]):
         self.opener = Opener(request.opener)
         replies = self._rooms[room] = _RoomReplies(self, room, self.opener, most)
         self._start(self._enter(replies, command))
+
+    def _adopt(self, request: inference_pb2.AdoptRequest) -> None:
+        """Take over a room whose router's stream broke. Its replies come on this stream from now on."""
+        room = RoomId(request.room)
+        try:
+            if room in self._rooms:
+                raise RoomExists(f"room {room} is read on this stream")
+            check_incarnation(self._incarnation, request.incarnation)
+        except Exception as error:
+            self._refuse(room, error)
+            return
+        self.opener = Opener(request.opener)
+        replies = self._rooms[room] = _RoomReplies(self, room, self.opener, REPLIES_MAX)
+        self._start(self._enter(replies, group_pb2.Command(adopt=request)))
 
     async def _cancel(self, request: inference_pb2.CancelRequest) -> None:
         room = RoomId(request.room)

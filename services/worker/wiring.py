@@ -211,6 +211,7 @@ class Start(Generic[Settings]):
                 break_off=work.break_off,
                 holds=work.holds,
                 load=work.load,
+                on_orphan=work.renew_leases_by,
                 watch_leases=metrics.leases.watch,
             )
             async with offer_kv_events(host, ports, settings):

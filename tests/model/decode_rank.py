@@ -73,7 +73,7 @@ class DecodeRank(Rank[WatchedRoom]):
 
     def __init__(self, scope: Scope, incarnation: Incarnation, rank: int) -> None:
         ranks = layouts(scope, 1)
-        super().__init__(len(ranks))
+        super().__init__(len(ranks), adopts=scope.adopts)
         self._ends_ms = FAR.success_ms if scope.timed else None
         self._scope = scope
         self._strips = strips(ranks[rank])

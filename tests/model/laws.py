@@ -54,6 +54,9 @@ class Law(Enum):
     RECONNECT = "reconnect"
     ZERO_AT_IDLE = "zero-at-idle"
     DRAIN_KEEPS_PROMISES = "drain-keeps-promises"
+    OPENER_OWNS = "opener-owns"
+    ADOPT_FIRST_WINS = "adopt-first-wins"
+    ORPHAN_ENDS = "orphan-ends"
     EXIT_BY_STARTER = "exit-by-starter"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from baton.handover.opened_room import OpenedRoom
 from baton.handover.opener_messages import (
+    Adopt,
     Break,
     Fail,
     Leave,
@@ -46,9 +47,10 @@ class OpenerStanding:
 
 
 class Opener:
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, *, is_adopted: bool = False) -> None:
         request = Request("request", (1,), TOKENS, further_seeds=(0,) * (choices - 1))
-        self.room = OpenedRoom(RoomId(1), request, {side: side.value for side in SIDES}, 1.0)
+        workers = {side: side.value for side in SIDES}
+        self.room = OpenedRoom(RoomId(1), request, workers, 1.0, is_adopted=is_adopted)
         self._read: set[Side] = set()
 
     def start(self) -> Requests:
@@ -84,7 +86,7 @@ class Opener:
         deed(*about)
         while requests := self.room.take_requests():
             for each in requests:
-                if isinstance(each, Open):
+                if isinstance(each, Open | Adopt):
                     self._read.add(each.side)
                     self.room.opened(each.side)
                 elif isinstance(each, Leave):

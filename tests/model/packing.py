@@ -70,7 +70,7 @@ def tidy(world: World, state: State, sides: tuple[int, ...] = (PREFILL, DECODE))
     differ from it without making a difference."""
     mail = state.mail
     for message in cancels(world, state):
-        side, _, room, _ = message
+        side, _, room, *_ = message
         if side not in sides:
             continue
         cast, standings = world.casts[side], world.casts[side].standings

@@ -11,6 +11,7 @@ from typing import Any, cast
 from baton.handover.requests import (
     BeginWrites,
     Forget,
+    Orphaned,
     Outcome,
     Report,
     Retired,
@@ -54,7 +55,7 @@ class PrefillRank(Rank[WritingRoom]):
     SEES = Reason.ENGINE_FAILED
 
     def __init__(self, scope: Scope, rank: int) -> None:
-        super().__init__(len(layouts(scope, 0)))
+        super().__init__(len(layouts(scope, 0)), adopts=scope.adopts)
         self._theirs = layouts(scope, 1)
         self._sums = scope.sums
         self._pages = scope.prompt_pages
@@ -219,7 +220,7 @@ class PrefillRank(Rank[WritingRoom]):
             case Forget(peer):
                 self._routes.forget(peer, gone=True)
                 self._air.gone.add(peer)
-            case Report() | Outcome():
+            case Report() | Outcome() | Orphaned():
                 pass
             case _:
                 raise AssertionError(f"nothing here does {request}")

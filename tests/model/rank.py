@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from baton.handover.turn import Lap, Turn
-from baton.ids import Incarnation, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener, RoomId
 from baton.pages.holdings import Holdings
 from baton.pages.pool import PageState
 from baton.rooms.deadlines import Deadlines
@@ -26,8 +26,12 @@ from tests.model.cast import Waits
 from tests.model.laws import Broken, Law
 from tests.model.standing import At, Standing
 
-FAR: Final = Deadlines(*[1 << 40] * 5)
-_PASSED: Final = Deadlines(*[0] * 5)
+FAR: Final = Deadlines(*[1 << 40] * 6)
+_PASSED: Final = Deadlines(*[0] * 6)
+
+FIRST_OPENER: Final = Opener(1)
+"""Bootstrap that opens every room, in scopes where bootstraps may die. The next ones have the next
+numbers."""
 
 Told = tuple[object, ...]
 """Facts about a request for the world."""
@@ -50,8 +54,10 @@ class Rank(ABC, Generic[R]):
     side: Any
     """The rank's half of hand-overs."""
 
-    def __init__(self, ranks: int) -> None:
-        """Make the rank. `ranks`: number of ranks of its worker."""
+    def __init__(self, ranks: int, *, adopts: bool) -> None:
+        """Make the rank. `ranks`: number of ranks of its worker. `adopts`: whether rooms have bootstraps that
+        may die."""
+        self._first_opener = FIRST_OPENER if adopts else NO_OPENER
         self._ranks = ranks
         self._ends_ms: int | None = None
         """Deadline of the request in milliseconds, or None."""
@@ -79,7 +85,9 @@ class Rank(ABC, Generic[R]):
         """Open a room, and return the reason of its refusal or an empty text, as all commands do. `about`:
         further facts for this side."""
         try:
-            opened = self.side.open(room, self._asked(room), peer, 0, ends_ms=self._ends_ms)
+            opened = self.side.open(
+                room, self._asked(room), peer, 0, ends_ms=self._ends_ms, opener=self._first_opener
+            )
         except Refusal as error:
             return type(error).__name__
         if room in self._cancelled and opened.cause is None:
@@ -91,9 +99,23 @@ class Rank(ABC, Generic[R]):
         self._carry_out()
         return ""
 
-    def cancel(self, room: RoomId, reason: Reason) -> str:
-        self.side.cancel(room, self.cause(reason), 0)
+    def cancel(self, room: RoomId, reason: Reason, opener: Opener = NO_OPENER) -> str:
+        self.side.cancel(room, self.cause(reason), 0, opener)
         self._remember(room)
+        return ""
+
+    def orphan(self, room: RoomId, opener: Opener) -> str:
+        """The stream of the bootstrap that owns a room has broken."""
+        self.side.orphan(room, opener, self.cause(Reason.BOOTSTRAP_LOST), 0)
+        self._carry_out()
+        return ""
+
+    def adopt(self, room: RoomId, opener: Opener, term: int | None) -> str:
+        try:
+            self.side.adopt(room, opener, term)
+        except Refusal as error:
+            return type(error).__name__
+        self._carry_out()
         return ""
 
     def depart(self, peer: Incarnation) -> str:
@@ -165,9 +187,11 @@ class Rank(ABC, Generic[R]):
         late = [each for each in self._roster if each.id == room]
         for each in late:
             each.deadlines = _PASSED
+            each.orphan_until_ms = 0 if each.is_orphan else None
         yield
         for each in late:
             each.deadlines = FAR
+            each.orphan_until_ms = FAR.orphan_ms if each.is_orphan else None
 
     def _carry_out(self) -> list[tuple[RoomId, Told]]:
         """Carry out the hand-over's requests. Returns facts for others, by room."""
@@ -182,7 +206,9 @@ class Rank(ABC, Generic[R]):
     def standing(self) -> Standing:
         roster = self._roster
         self._check_tables()
-        here = {room.id: At(room.phase, room.cause) for room in roster}
+        here = {
+            room.id: At(room.phase, room.cause, room.opener, room.term, room.is_orphan) for room in roster
+        }
         past = frozenset(self._opened - here.keys() - self._forgotten)
         return Standing(here, past, self.nothing_held(), bool(self._step), self.side.draining, self._left)
 

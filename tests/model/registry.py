@@ -9,6 +9,7 @@ from typing import Any, Final
 from baton.handover.opener_messages import (
     ANSWERED,
     Accepted,
+    Adopt,
     Break,
     EndChoice,
     Fail,
@@ -17,6 +18,7 @@ from baton.handover.opener_messages import (
     Leave,
     MarkAnswered,
     MarkLocal,
+    MarkNotAdopted,
     MarkRetired,
     Open,
     OpenerRequest,
@@ -25,13 +27,14 @@ from baton.handover.opener_messages import (
     TokenMessage,
     WorkerMessage,
 )
-from baton.ids import Incarnation, RoomId
+from baton.ids import Incarnation, Opener, RoomId
 from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Phase
 from baton.rooms.request import FinishReason, Token, TokenBatch
 from tests.model.laws import Broken, Law
 from tests.model.opener import SIDES, TOKENS
 from tests.model.shapes import FIRST_TOKEN, STOP_TOKEN
-from tests.model.world import BOOTSTRAP, DECODE, GONE, OVER, PREFILL, Entry, Message, State, World
+from tests.model.world import BOOTSTRAP, DEAD, DECODE, GONE, OVER, PREFILL, Message, State, World
 
 CALLED_OFF: Final = Reason.CANCELLED
 """Why a side is cancelled. Without `ways` what a cancel says makes no difference to what follows, so that
@@ -55,20 +58,59 @@ def issue(world: World, state: State, room: RoomId) -> State:
         return state  # nobody can take it now
     if issued != room:
         raise Broken(Law.ROOM_UNIQUE, f"room {issued} is issued where room {room} should follow")
-    state = state.with_room(room, Entry(world.new_opener, state.peers))
+    state = state.with_room(room, state.rooms[room - 1]._replace(opener=world.new_opener, peers=state.peers))
     return happens(world, state, room, "start")
+
+
+def adopt(world: World, state: State, room: RoomId) -> State:
+    """Return the state after another bootstrap begins to adopt a room whose bootstrap is dead."""
+    entry = state.rooms[room - 1]
+    following = entry._replace(opener=world.new_adopter, owner=Opener(entry.owner + 1))
+    return happens(world, state.with_room(room, following), room, "start")
+
+
+def opener_died(world: World, state: State, room: RoomId) -> State:
+    """Return the state after the bootstrap of a room has died, and its streams are about to break.
+
+    An opening under way is lost: had it arrived, it would have arrived before. What is to be adopted may
+    still arrive, before the stream breaks.
+    """
+    entry = state.rooms[room - 1]
+    read = world.openers.standings[entry.opener].read
+    adopts = {each[0] for each in state.mail if each[1:4] == ("adopt", room, entry.owner)}
+    state = state.with_mail(frozenset(each for each in state.mail if each[1:3] != ("open", room)))
+    state = state.with_room(room, entry._replace(opener=DEAD))
+    return state.send(*((side, "orphan", room, entry.owner) for side in read - adopts))
+
+
+def adopted(world: World, state: State, room: RoomId, side: int, answer: str, owner: Opener) -> State:
+    """Return the state after a worker answered a bootstrap that wants to adopt a room. If that bootstrap has
+    died, the worker sees its stream break next."""
+    entry = state.rooms[room - 1]
+    if entry.owner != owner or entry.opener == DEAD:
+        return state.send((side, "orphan", room, owner)) if not answer else state
+    if answer:
+        return happens(world, state, room, "broken", side, Break.REFUSED)
+    leader = world.standings(state, side)[0]
+    at = leader.at(room)
+    state = received(world, state, room, side, Accepted(0 if at is None else at.term))
+    if side == DECODE and room in leader.answered:
+        return answered(world, state, room, room in leader.local)
+    if side == PREFILL and at is not None and at.phase is Phase.SUCCESS:
+        return received(world, state, room, side, RoomOutcome(None))
+    return state
 
 
 def happens(world: World, state: State, room: RoomId, deed: str, *about: Any) -> State:
     """Return the state after something happened to a room at its opener, if that lives."""
-    opener, peers = state.rooms[room - 1]
+    opener = state.rooms[room - 1].opener
     if opener < 0:
         return state
     after, requests = world.openers.do(opener, (deed, *about))
     if world.openers.standings[after].settled:
         after = OVER
     if after != opener:
-        state = state.with_room(room, Entry(after, peers))
+        state = state.with_room(room, state.rooms[room - 1]._replace(opener=after))
     for request in requests:
         state = _carry_out(world, state, room, request)
     return state
@@ -76,11 +118,16 @@ def happens(world: World, state: State, room: RoomId, deed: str, *about: Any) ->
 
 def _carry_out(world: World, state: State, room: RoomId, request: OpenerRequest) -> State:
     match request:
+        case Adopt(side, term):
+            owner = state.rooms[room - 1].owner
+            return state.send((SIDES.index(side), "adopt", room, owner, term or None))
+        case MarkNotAdopted():
+            return state.with_room(room, state.rooms[room - 1]._replace(opener=OVER))
         case Open(side):
             to = SIDES.index(side)
             return state.send((to, "open", room, state.peers[1 - to]))
         case Leave(side, why):
-            return state.send((SIDES.index(side), "cancel", room, why.reason))
+            return state.send((SIDES.index(side), "cancel", room, why.reason, *_owner(world, state, room)))
         case EndChoice(choice):
             return state.send((DECODE, "end_choice", room, choice))
         case MarkLocal():
@@ -100,7 +147,11 @@ def _carry_out(world: World, state: State, room: RoomId, request: OpenerRequest)
 
 
 def received(world: World, state: State, room: RoomId, side: int, *messages: WorkerMessage) -> State:
-    """Return the state after the opener got a worker's messages."""
+    """Return the state after the opener got a worker's messages. A worker sends them to the bootstrap that
+    owns the room there."""
+    at = world.standings(state, side)[0].at(room)
+    if at is not None and at.opener != state.rooms[room - 1].owner:
+        return state
     return happens(world, state, room, "receive", side, *messages)
 
 
@@ -142,7 +193,7 @@ def fail(world: World, state: State, room: RoomId, reason: Reason) -> State:
         return state
     state = cancel(world, state, room, why.reason)
     if entry.opener == GONE:
-        return state.with_room(room, Entry(OVER, entry.peers))
+        return state.with_room(room, entry._replace(opener=OVER))
     return happens(world, state, room, "end", why)
 
 
@@ -151,7 +202,9 @@ def cancel(world: World, state: State, room: RoomId, reason: Reason) -> State:
     peers = state.rooms[room - 1].peers
     _, sides = _write(world, state, (PREFILL, DECODE), "sides_to_end", room)
     cancels: set[Message] = {
-        (side, "cancel", room, reason) for side in sides if peers[side] == state.peers[side]
+        (side, "cancel", room, reason, *_owner(world, state, room))
+        for side in sides
+        if peers[side] == state.peers[side]
     }
     return state.send(*cancels)
 
@@ -166,7 +219,7 @@ def gave_back(world: World, state: State, room: RoomId, side: int) -> State:
 def orphaned(world: World, state: State, room: RoomId) -> State:
     """Return the state after the room's opener is gone with its streams, which both sides see break."""
     entry = state.rooms[room - 1]
-    state = state.with_room(room, Entry(GONE, entry.peers))
+    state = state.with_room(room, entry._replace(opener=GONE))
     return cancel(world, state, room, CALLED_OFF)
 
 
@@ -175,7 +228,7 @@ def untold(world: World, state: State) -> State:
     written, rooms = _write(world, state, (), "untold")
     gone = [room for room in rooms if state.rooms[room - 1].opener == GONE]
     for room in gone:
-        entry = Entry(OVER, state.rooms[room - 1].peers)
+        entry = state.rooms[room - 1]._replace(opener=OVER)
         written = _ended(world, written, room, Reason.DEADLINE).with_room(room, entry)
         written = cancel(world, written, room, CALLED_OFF)
     return written if gone else state
@@ -215,9 +268,14 @@ def read_from(world: World, state: State, side: int, incarnation: Incarnation) -
     """Return the rooms whose opener reads the stream of this worker."""
     return [
         RoomId(index + 1)
-        for index, (opener, peers) in enumerate(state.rooms)
+        for index, (opener, peers, _) in enumerate(state.rooms)
         if opener >= 0 and peers[side] == incarnation and side in world.openers.standings[opener].read
     ]
+
+
+def _owner(world: World, state: State, room: RoomId) -> tuple[Opener, ...]:
+    """Return who sends a room's end, in scopes where bootstraps may die."""
+    return (state.rooms[room - 1].owner,) if world.scope.adopts else ()
 
 
 def _ended(world: World, state: State, room: RoomId, reason: Reason | None) -> State:

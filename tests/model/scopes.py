@@ -43,6 +43,11 @@ class Budget:
     """A room's proof is overdue while things still move. (When nothing moves it always can be.)"""
     orphans: int = 0
     """Number of rooms whose opener may disappear without a message."""
+    opener_deaths: int = 0
+    """The bootstrap that opened or adopted a room dies, and both workers see its streams break, in any
+    order with all else. What it sent before may still arrive."""
+    adoptions: int = 0
+    """Another bootstrap adopts a room whose bootstrap has died."""
     drains: int = 0
     """A worker is asked to finish its rooms and to leave; another takes its place."""
     forgets: int = 0
@@ -133,6 +138,11 @@ class Scope:
     """Too large to run with every change."""
     long: bool = False
     """Whether the scope is too large for `make verify`."""
+
+    @property
+    def adopts(self) -> bool:
+        """Whether rooms have bootstraps that may die, and others that may adopt them."""
+        return bool(self.budget.opener_deaths)
 
     @property
     def quick(self) -> bool:

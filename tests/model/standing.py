@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from baton.ids import Incarnation, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener, RoomId
 from baton.rooms.errors import Cause
 from baton.rooms.phases import Phase
 from tests.model.flights import Flight
@@ -24,6 +24,10 @@ class At:
 
     phase: Phase
     cause: Cause | None
+    opener: Opener = NO_OPENER
+    term: int = 0
+    orphan: bool = False
+    """Whether other bootstraps may adopt the room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ def check_step(before: Standing, after: Standing, did: tuple[Any, ...]) -> None:
         now = after.rooms.get(room)
         if now is not None:
             _check_move(room, was, now, deed)
+            _check_owner(room, was, now, did)
         elif deed != "turn" or was.phase not in (Phase.SUCCESS, Phase.FAILED):
             raise Broken(Law.ONE_RETIRE, f"room {room} is gone from {was.phase.value} by a {deed}")
     for room in after.rooms.keys() - before.rooms.keys():
@@ -102,6 +107,21 @@ def _check_news(before: Standing, deed: str, room: RoomId) -> None:
         raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} is over, and a late {deed} left a trace")
     if room not in before.rooms and deed not in REMEMBERED:
         raise Broken(Law.ROOM_ISSUED, f"room {room} is unknown, and a {deed} left a trace")
+
+
+def _check_owner(room: RoomId, was: At, now: At, did: tuple[Any, ...]) -> None:
+    """Check that a room obeys its bootstrap alone, and gets another one by an adoption only."""
+    deed, *about = did
+    if now.opener != was.opener or now.term != was.term:
+        if deed != "adopt" or now.opener != about[1]:
+            raise Broken(Law.OPENER_OWNS, f"room {room} got bootstrap {now.opener} by a {deed}")
+        if now.term <= was.term:
+            raise Broken(Law.ADOPT_FIRST_WINS, f"room {room} was adopted again in term {now.term}")
+        if now.orphan:
+            raise Broken(Law.ORPHAN_ENDS, f"room {room} was adopted, and ends as an orphan")
+    is_foreign = deed in ("cancel", "orphan") and now.opener not in (about[-1], NO_OPENER)
+    if is_foreign and (now.cause, now.orphan) != (was.cause, was.orphan):
+        raise Broken(Law.OPENER_OWNS, f"room {room} of bootstrap {now.opener} obeys {deed} of {about[-1]}")
 
 
 def _check_move(room: RoomId, was: At, now: At, deed: str) -> None:

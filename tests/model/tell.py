@@ -101,6 +101,8 @@ _WORDS: Final[Mapping[str, Callable[..., str]]] = {
     "wake": lambda: "# the prefill worker goes on",
     "revoke": lambda: "# the proof is overdue: decode's leader asks for the memory back",
     "orphan": lambda room: f"# who opened room {room} is gone, and its streams with it",
+    "opener dies": lambda room: f"# the bootstrap of room {room} dies",
+    "adopt": lambda room: f"# another bootstrap wants to adopt room {room}",
     "untold": lambda: "# the registry ends the rooms that all have given back and nobody ended",
     "overdue": lambda: "# the registry waits no longer for rooms to be reported retired",
     "join": lambda side: f"# the {SIDES[side]} worker registers again",
@@ -155,6 +157,10 @@ def _message(scope: Scope, message: Message) -> str:
             return f"# decode is told that choice {about[1]} of room {about[0]} is enough"
         case "depart":
             return f"# {SIDES[side]} hears that {SIDES[1 - side]} worker {about[0]} is gone"
+        case "orphan":
+            return f"# {SIDES[side]} sees the stream of bootstrap {about[1]} break under room {about[0]}"
+        case "adopt":
+            return f"# bootstrap {about[1]} asks {SIDES[side]} for room {about[0]}"
         case "compute_here":
             return f"# every decode rank is told to compute room {about[0]}"
         case "claim":

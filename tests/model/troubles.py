@@ -17,9 +17,11 @@ from tests.model.flights import exposed_before
 from tests.model.leaving import died
 from tests.model.registry import (
     abandoned,
+    adopt,
     give_up,
     happens,
     lost,
+    opener_died,
     orphaned,
     read_from,
     running,
@@ -28,6 +30,7 @@ from tests.model.scopes import TROUBLES
 from tests.model.stream import ON_THE_STREAM, broke, link_of, stream_of
 from tests.model.turns import connect, deliver, lag, turn
 from tests.model.world import (
+    DEAD,
     DECODE,
     PREFILL,
     UNISSUED,
@@ -88,6 +91,17 @@ def _orphans(world: World, state: State, side: int) -> Steps:
         yield ("orphan", room), partial(orphaned, world, room=room)
 
 
+def _opener_deaths(world: World, state: State, side: int) -> Steps:
+    for room in running(world, state) if side == DECODE else ():
+        yield ("opener dies", room), partial(opener_died, world, room=room)
+
+
+def _adoptions(world: World, state: State, side: int) -> Steps:
+    for index, entry in enumerate(state.rooms if side == DECODE else ()):
+        if entry.opener == DEAD and entry.peers == state.peers:
+            yield ("adopt", RoomId(index + 1)), partial(adopt, world, room=RoomId(index + 1))
+
+
 def _silences(world: World, state: State, side: int) -> Steps:
     if side == DECODE and lease_ends(world, state):
         yield ("silence",), partial(silence, world)
@@ -105,7 +119,7 @@ def silence(world: World, state: State) -> State:
 
 def _losses(world: World, state: State, side: int) -> Steps:
     for message in state.mail if side == DECODE else ():
-        if message[1] in ("depart", "revoke", "connected", "compute_here", "quiet", *ON_THE_STREAM):
+        if message[1] in ("depart", "revoke", "connected", "compute_here", "quiet", "orphan", *ON_THE_STREAM):
             continue  # told again with every lease renewal, or the leader's own; a stream breaks as a whole
         yield ("lose", message), partial(_lose, world, message=message)
     if side == DECODE and link_of(world, state).waits:
@@ -119,15 +133,17 @@ def _lose(world: World, state: State, message: Message) -> State:
 
 def is_missed(message: Message) -> bool:
     """Return whether a caller waits for the answer to this message and acts if none comes."""
-    return bool(message[1] == "open")
+    return message[1] in ("open", "adopt")
 
 
 def misses(world: World, state: State, message: Message) -> State:
     """Return the state after the sender of a message gives up waiting for the answer. The message may have
     arrived, or arrive later. An open whose caller is gone is not obeyed."""
     side, deed, room, *_ = message
-    if deed != "open":
+    if deed not in ("open", "adopt"):
         return state
+    if deed == "adopt" and message[3] != state.rooms[room - 1].owner:
+        return state.take(message)  # its sender is dead
     return happens(world, state.take(message), room, "broken", side, Break.LOST)
 
 
@@ -199,8 +215,15 @@ def _repeats(world: World, state: State, side: int) -> Steps:
 
 
 def bound_for(state: State, side: int) -> list[Message]:
-    """Messages to a side; to the bootstrap with decode's."""
-    return [each for each in state.mail if (each[0] == PREFILL) == (side == PREFILL)]
+    """Messages to a side; to the bootstrap with decode's. What a bootstrap sends behind its wish to adopt a
+    room comes behind it, on one stream."""
+    adopted = {(each[0], *each[2:4]) for each in state.mail if each[1] == "adopt"}
+    return [
+        each
+        for each in state.mail
+        if (each[0] == PREFILL) == (side == PREFILL)
+        and not (adopted and each[1] == "cancel" and (each[0], each[2], each[-1]) in adopted)
+    ]
 
 
 def _strays(world: World, state: State, side: int) -> Steps:
@@ -311,6 +334,8 @@ _OF: dict[str, Callable[[World, State, int], Steps]] = {
     "stalls": _stalls,
     "revocations": _revocations,
     "orphans": _orphans,
+    "opener_deaths": _opener_deaths,
+    "adoptions": _adoptions,
     "drains": _drains,
     "forgets": _forgets,
     "lags": _lags,

@@ -15,7 +15,7 @@ from tests.model.flights import leaders
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
 from tests.model.rank import Done, Met, TurnResult
-from tests.model.registry import CALLED_OFF, SENT, answered, ended_here, gave_back, received
+from tests.model.registry import CALLED_OFF, SENT, adopted, answered, ended_here, gave_back, received
 from tests.model.registry import opened as opened_here
 from tests.model.standing import Standing
 from tests.model.stream import (
@@ -188,6 +188,9 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
     answer, following = command(world, following, side, deed, *about)
     if deed == "open":
         following = opened_here(world, following, about[0], side, answer)
+    if deed == "adopt" and not repeat:
+        _check_adoption(world, state, side, message, answer)
+        return adopted(world, following, about[0], side, answer, about[1])
     if repeat:
         return following
     match deed:
@@ -201,6 +204,16 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
             return claim(world, following, about[0])
         case _:
             return following
+
+
+def _check_adoption(world: World, before: State, side: int, message: Message, answer: str) -> None:
+    """Check that decode gives a room only to the first bootstrap that wants it once its own is dead."""
+    _, _, room, owner, _ = message
+    at = world.standings(before, side)[0].at(room)
+    if answer or at is None or side == PREFILL:
+        return
+    if not at.orphan:
+        raise Broken(Law.ADOPT_FIRST_WINS, f"bootstrap {owner} gets room {room}, which {at.opener} reads")
 
 
 def connect(

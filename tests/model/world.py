@@ -8,7 +8,7 @@ hashable: ranks are numbers of a `Cast`.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from baton.ids import Incarnation, RoomId
+from baton.ids import NO_OPENER, Incarnation, Opener as OpenerId, RoomId
 from baton.rooms.phases import Phase
 from tests.model.book import Book, BookStanding, check_book
 from tests.model.cast import Cast, Deed
@@ -18,7 +18,7 @@ from tests.model.laws import Broken, Law
 from tests.model.opener import Opener, OpenerStanding, check_opener
 from tests.model.pair import DecodeLink, LinkStanding, PrefillStream, StreamStanding
 from tests.model.prefill_rank import PrefillRank
-from tests.model.rank import Met
+from tests.model.rank import FIRST_OPENER, Met
 from tests.model.scopes import TROUBLES, Scope
 from tests.model.shapes import layouts
 from tests.model.standing import Standing, check_step
@@ -32,15 +32,17 @@ Lag = tuple[int, int, Met]
 """(side, rank, results of the turn's collectives)"""
 
 
-UNISSUED, GONE, OVER = -1, -2, -3
+UNISSUED, GONE, OVER, DEAD = -1, -2, -3, -4
 """Values in place of a room's opener: the room is not issued; its opener is gone without a message; it has
-ended, and nobody reads of it."""
+ended, and nobody reads of it; its bootstrap is dead, and another may adopt it."""
 
 
 class Entry(NamedTuple):
     opener: int
     """Number in `World.openers`, or UNISSUED, GONE or OVER."""
     peers: tuple[Incarnation, Incarnation]
+    owner: OpenerId = NO_OPENER
+    """Number of the bootstrap that opened or adopted the room last, in scopes where bootstraps may die."""
 
 
 class State(NamedTuple):
@@ -131,6 +133,7 @@ class World:
         self.books.enter(Book(scope))
         self.openers: Cast[OpenerStanding] = Cast(check_opener)
         self.new_opener = self.openers.enter(Opener(scope.choices))
+        self.new_adopter = self.openers.enter(Opener(scope.choices, is_adopted=True))
         self.turns: dict[tuple[int, tuple[int, ...], Any], Any] = {}
         """Result of each group's turn: see `tests.model.turns`."""
         self._sound: set[tuple[int, int]] = set()
@@ -138,7 +141,7 @@ class World:
 
     def start(self) -> State:
         first = Incarnation(1)
-        nothing = Entry(UNISSUED, (first, first))
+        nothing = Entry(UNISSUED, (first, first), FIRST_OPENER if self.scope.adopts else NO_OPENER)
         return State(
             self.blank(PREFILL, first),
             self.blank(DECODE, first),
@@ -166,7 +169,7 @@ class World:
 
     def is_over(self, entry: Entry) -> bool:
         """Return whether a room has an outcome."""
-        return entry.opener == OVER or (entry.opener >= 0 and self.openers.standings[entry.opener].over)
+        return entry.opener in (OVER, DEAD) or (entry.opener >= 0 and self.openers.standings[entry.opener].over)
 
     def is_running(self, entry: Entry) -> bool:
         """Return whether a room has no outcome, and its opener lives."""

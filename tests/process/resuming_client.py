@@ -101,6 +101,11 @@ class ResumingClient:
             time.sleep(AGAIN_S)
         raise AssertionError(f"{self.path} did not end: {len(self.ids)} events, {self.refused} refusals")
 
+    def read_once(self) -> None:
+        """Read the stream of the first bootstrap until it ends or breaks, and do not go on elsewhere."""
+        with suppress(httpx.TransportError):
+            self._read(self.urls[0], "")
+
     def _read(self, url: str, last_id: str) -> None:
         headers = {"content-type": "application/json"} | ({"last-event-id": last_id} if last_id else {})
         began = False

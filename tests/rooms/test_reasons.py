@@ -67,10 +67,12 @@ def test_what_is_no_failure_is_its_callers_doing_or_nobodys() -> None:
     assert {each for each, facts in REASONS.items() if not facts.is_failure} == {
         Reason.RETRACTED,
         Reason.LOCAL,
+        Reason.NOT_ADOPTED,
         Reason.ANSWERED,
         Reason.CLIENT_GONE,
     }
     assert {each for each, facts in REASONS.items() if facts.fault is Fault.CALLER} == {
+        Reason.NOT_ADOPTED,
         Reason.ANSWERED,
         Reason.CLIENT_GONE,
         Reason.CANCELLED,
@@ -81,6 +83,7 @@ def test_only_what_takes_nothing_from_a_client_is_not_counted() -> None:
     assert [each for each, facts in REASONS.items() if not facts.is_counted] == [
         Reason.RETRACTED,
         Reason.LOCAL,
+        Reason.NOT_ADOPTED,
         Reason.ANSWERED,
     ]
 

@@ -42,6 +42,7 @@ OF: Final[Mapping[str, Set[str]]] = {
     "handover/sending_side.py": {"Prefill"},
     "handover/receiving_side.py": {"Decode"},
     "handover/landed_data.py": {"Decode"},
+    "handover/handover_side.py": {"Prefill", "Decode"},
     "worker": {"Prefill", "Decode"},
     "wire": {"No process"},
 }

@@ -134,6 +134,11 @@ class BootstrapLeases:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def renew_now(self) -> None:
+        """Renew all leases now, instead of when they are due."""
+        for lease in self._leases.values():
+            lease.keeper.renew_now()
+
     async def drain(self, *, broken: bool = False) -> int:
         """Ask each bootstrap to open no more rooms on this worker. Return the number of open rooms for which
         they still wait, all together. A bootstrap that cannot be reached counts 0."""

@@ -84,6 +84,9 @@ class Role:
     load: Callable[[Opener], rooms_pb2.WorkerLoad | None] = lambda _: None
     """Function that returns the worker's present load for one bootstrap, or None. The reporter sends it along
     when rooms have ended."""
+    on_orphan: Callable[[Callable[[], None]], None] = lambda _: None
+    """Function that gets a function which renews all leases now. It is called when a room becomes an
+    orphan."""
     watch_leases: Callable[[Callable[[], tuple[int, int]]], None] = lambda _: None
     """Function that gets a function which returns the number of leases that the worker has, and of bootstraps
     that it knows."""
@@ -195,6 +198,7 @@ class WorkerHost:
             self._use_routers,
         )
         self._lease = lease
+        role.on_orphan(lease.renew_now)
         role.watch_leases(lambda: lease.census)
         self.reporter.load = role.load
         freeze_loaded_objects()

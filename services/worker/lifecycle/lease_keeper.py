@@ -8,6 +8,7 @@ so that the worker keeps running until it is fixed. Only a worker that was decla
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -97,6 +98,8 @@ class LeaseKeeper:
         """Id of the bootstrap's process that answered last, as the opener of rooms."""
         self.is_known = False
         """Whether a bootstrap has answered yet."""
+        self._early = asyncio.Event()
+        """Set if the next renewal is wanted before it is due."""
         self._stall = None if turns is None else Stall(turns)
         self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
@@ -137,6 +140,10 @@ class LeaseKeeper:
                 self._note_problem(failed)
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(self._pause_s * 2, RETRY_MAX_S)
+
+    def renew_now(self) -> None:
+        """Send the next renewal now, instead of when it is due."""
+        self._early.set()
 
     async def drain(self, *, broken: bool = False) -> int:
         """Ask the bootstrap to open no more rooms on this worker. Return the number of open rooms for which
@@ -184,7 +191,10 @@ class LeaseKeeper:
                     text = f"it has not answered for {unheard_s:.1f} s"
                     self._note_problem(RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED, "", text))
                 renewals.create_task(self._renew())
-                await asyncio.sleep(self._lease_ms / 3000)
+                self._early.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease_ms / 3000):
+                        await self._early.wait()
 
     async def _renew(self) -> None:
         sent_s = asyncio.get_running_loop().time()

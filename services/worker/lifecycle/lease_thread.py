@@ -54,6 +54,8 @@ class LeaseThread:
         """Last samples of the load, by the opener to which each is sent."""
         self._sampling = False
         """Whether the worker's loop was asked for a new sample of its load, and has not made it yet."""
+        self._renews_now = False
+        """Whether all leases are renewed in the next round of the worker's loop."""
         self._on_renewal = on_renewal
         self._leases = BootstrapLeases(
             addresses,
@@ -97,6 +99,12 @@ class LeaseThread:
                 await self._there(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join, STOP_S)
+
+    def renew_now(self) -> None:
+        """Renew all leases soon, with the worker's present load, instead of when they are due."""
+        if not self._renews_now:
+            self._renews_now = True
+            self._worker.call_soon(self._renew_now)
 
     # ---- in the thread
 
@@ -146,6 +154,12 @@ class LeaseThread:
     def _take_samples(self, openers: Sequence[Opener]) -> None:
         self._samples = {each: self._holds(each) for each in (*openers, NO_OPENER)}
         self._sampling = False
+
+    def _renew_now(self) -> None:
+        self._renews_now = False
+        self._take_samples(list(self._leases.routers))
+        with suppress(RuntimeError):  # the thread has ended, because the process ends
+            self._loop.call_soon_threadsafe(self._leases.renew_now)
 
     async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the lease thread, and return its result. Cancelling this call

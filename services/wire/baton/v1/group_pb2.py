@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.wire.baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/group.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\"\xc6\x04\n\x07\x43ommand\x12\'\n\x03run\x18\x01 \x01(\x0b\x32\x18.baton.v1.RunRoomRequestH\x00\x12-\n\x06stream\x18\x02 \x01(\x0b\x32\x1b.baton.v1.StreamRoomRequestH\x00\x12\'\n\x05grant\x18\x03 \x01(\x0b\x32\x16.baton.v1.GrantRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.baton.v1.CancelRequestH\x00\x12\'\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x16.baton.v1.CloseRequestH\x00\x12\x12\n\x08\x64\x65parted\x18\x06 \x01(\x06H\x00\x12\x13\n\tconnected\x18\x07 \x01(\x06H\x00\x12\'\n\x05quiet\x18\x08 \x01(\x0b\x32\x16.baton.v1.CloseRequestH\x00\x12+\n\x07\x63onnect\x18\t \x01(\x0b\x32\x18.baton.v1.ConnectRequestH\x00\x12\x10\n\x06revoke\x18\n \x01(\x08H\x00\x12\x0f\n\x05\x64rain\x18\x0b \x01(\x08H\x00\x12\x30\n\nend_choice\x18\x0c \x01(\x0b\x32\x1a.baton.v1.EndChoiceRequestH\x00\x12-\n\x0c\x63ompute_here\x18\r \x01(\x0b\x32\x15.baton.v1.ComputeHereH\x00\x12*\n\nbootstraps\x18\x10 \x01(\x0b\x32\x14.baton.v1.BootstrapsH\x00\x12)\n\nstep_costs\x18\x0f \x01(\x0b\x32\x13.baton.v1.StepCostsH\x00\x42\x06\n\x04whatJ\x04\x08\x0e\x10\x0f\"\x91\x01\n\nBootstraps\x12\x32\n\nbootstraps\x18\x01 \x03(\x0b\x32\x1e.baton.v1.Bootstraps.Bootstrap\x12\x0c\n\x04gone\x18\x02 \x03(\x06\x12\x13\n\x0bis_only_one\x18\x03 \x01(\x08\x1a,\n\tBootstrap\x12\x0e\n\x06opener\x18\x01 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"<\n\tStepCosts\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05\x64raft\x18\x02 \x01(\r\x12\x0e\n\x06scored\x18\x03 \x01(\r\"S\n\x0b\x43omputeHere\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x13\n\x0bnear_tokens\x18\x04 \x01(\r\"/\n\x08\x43ommands\x12#\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x11.baton.v1.Commandb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x62\x61ton/v1/group.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\"\x9a\x05\n\x07\x43ommand\x12\'\n\x03run\x18\x01 \x01(\x0b\x32\x18.baton.v1.RunRoomRequestH\x00\x12-\n\x06stream\x18\x02 \x01(\x0b\x32\x1b.baton.v1.StreamRoomRequestH\x00\x12\'\n\x05grant\x18\x03 \x01(\x0b\x32\x16.baton.v1.GrantRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.baton.v1.CancelRequestH\x00\x12\'\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x16.baton.v1.CloseRequestH\x00\x12\x12\n\x08\x64\x65parted\x18\x06 \x01(\x06H\x00\x12\x13\n\tconnected\x18\x07 \x01(\x06H\x00\x12\'\n\x05quiet\x18\x08 \x01(\x0b\x32\x16.baton.v1.CloseRequestH\x00\x12+\n\x07\x63onnect\x18\t \x01(\x0b\x32\x18.baton.v1.ConnectRequestH\x00\x12\x10\n\x06revoke\x18\n \x01(\x08H\x00\x12\x0f\n\x05\x64rain\x18\x0b \x01(\x08H\x00\x12\x30\n\nend_choice\x18\x0c \x01(\x0b\x32\x1a.baton.v1.EndChoiceRequestH\x00\x12-\n\x0c\x63ompute_here\x18\r \x01(\x0b\x32\x15.baton.v1.ComputeHereH\x00\x12*\n\nbootstraps\x18\x10 \x01(\x0b\x32\x14.baton.v1.BootstrapsH\x00\x12)\n\x06orphan\x18\x11 \x01(\x0b\x32\x17.baton.v1.CancelRequestH\x00\x12\'\n\x05\x61\x64opt\x18\x12 \x01(\x0b\x32\x16.baton.v1.AdoptRequestH\x00\x12)\n\nstep_costs\x18\x0f \x01(\x0b\x32\x13.baton.v1.StepCostsH\x00\x42\x06\n\x04whatJ\x04\x08\x0e\x10\x0f\"\x91\x01\n\nBootstraps\x12\x32\n\nbootstraps\x18\x01 \x03(\x0b\x32\x1e.baton.v1.Bootstraps.Bootstrap\x12\x0c\n\x04gone\x18\x02 \x03(\x06\x12\x13\n\x0bis_only_one\x18\x03 \x01(\x08\x1a,\n\tBootstrap\x12\x0e\n\x06opener\x18\x01 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"<\n\tStepCosts\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05\x64raft\x18\x02 \x01(\r\x12\x0e\n\x06scored\x18\x03 \x01(\r\"S\n\x0b\x43omputeHere\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x13\n\x0bnear_tokens\x18\x04 \x01(\r\"/\n\x08\x43ommands\x12#\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x11.baton.v1.Commandb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.group_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMMAND']._serialized_start=61
-  _globals['_COMMAND']._serialized_end=643
-  _globals['_BOOTSTRAPS']._serialized_start=646
-  _globals['_BOOTSTRAPS']._serialized_end=791
-  _globals['_BOOTSTRAPS_BOOTSTRAP']._serialized_start=747
-  _globals['_BOOTSTRAPS_BOOTSTRAP']._serialized_end=791
-  _globals['_STEPCOSTS']._serialized_start=793
-  _globals['_STEPCOSTS']._serialized_end=853
-  _globals['_COMPUTEHERE']._serialized_start=855
-  _globals['_COMPUTEHERE']._serialized_end=938
-  _globals['_COMMANDS']._serialized_start=940
-  _globals['_COMMANDS']._serialized_end=987
+  _globals['_COMMAND']._serialized_end=727
+  _globals['_BOOTSTRAPS']._serialized_start=730
+  _globals['_BOOTSTRAPS']._serialized_end=875
+  _globals['_BOOTSTRAPS_BOOTSTRAP']._serialized_start=831
+  _globals['_BOOTSTRAPS_BOOTSTRAP']._serialized_end=875
+  _globals['_STEPCOSTS']._serialized_start=877
+  _globals['_STEPCOSTS']._serialized_end=937
+  _globals['_COMPUTEHERE']._serialized_start=939
+  _globals['_COMPUTEHERE']._serialized_end=1022
+  _globals['_COMMANDS']._serialized_start=1024
+  _globals['_COMMANDS']._serialized_end=1071
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,8 @@ class Command(_message.Message):
     END_CHOICE_FIELD_NUMBER: _builtins.int
     COMPUTE_HERE_FIELD_NUMBER: _builtins.int
     BOOTSTRAPS_FIELD_NUMBER: _builtins.int
+    ORPHAN_FIELD_NUMBER: _builtins.int
+    ADOPT_FIELD_NUMBER: _builtins.int
     STEP_COSTS_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """Incarnation whose process is known to be gone."""
@@ -79,6 +81,12 @@ class Command(_message.Message):
         """Bootstraps to which ranks report the lines of rooms' timelines."""
 
     @_builtins.property
+    def orphan(self) -> _inference_pb2.CancelRequest:
+        """The stream of a room's opener broke, for this cause. Others may adopt the room for a while."""
+
+    @_builtins.property
+    def adopt(self) -> _inference_pb2.AdoptRequest: ...
+    @_builtins.property
     def step_costs(self) -> Global___StepCosts:
         """Measured costs, which bound the number of drafts and the prompts that share a step."""
 
@@ -99,13 +107,15 @@ class Command(_message.Message):
         end_choice: _inference_pb2.EndChoiceRequest | None = ...,
         compute_here: Global___ComputeHere | None = ...,
         bootstraps: Global___Bootstraps | None = ...,
+        orphan: _inference_pb2.CancelRequest | None = ...,
+        adopt: _inference_pb2.AdoptRequest | None = ...,
         step_costs: Global___StepCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bootstraps", b"bootstraps", "cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "bootstraps", b"bootstraps", "cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "orphan", b"orphan", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstraps", b"bootstraps", "cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "bootstraps", b"bootstraps", "cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "orphan", b"orphan", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here", "bootstraps", "step_costs"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here", "bootstraps", "orphan", "adopt", "step_costs"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 

@@ -361,16 +361,62 @@ Global___RunRoomRequest: _TypeAlias = RunRoomRequest  # noqa: Y015
 class Accepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """Reply to AdoptRequest: term of this adoption."""
     def __init__(
         self,
+        *,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
+
+@_typing.final
+class AdoptRequest(_message.Message):
+    """Gives a room whose opener's stream broke to the caller. Decode decides: the first call gets the
+    room, with all output so far and what follows. A decode worker refuses (NotOrphaned) while the
+    room's opener reads it. Of a room that is not here: UnknownRoom.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    OPENER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    incarnation: _builtins.int
+    opener: _builtins.int
+    """Router that adopts the room, and so its opener from now on."""
+    key: _builtins.bytes
+    """Orphan.key."""
+    term: _builtins.int
+    """For a prefill worker: the term that decode's reply has. It has to be higher than that of any
+    earlier adoption.
+    """
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        opener: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "key", b"key", "opener", b"opener", "room", b"room", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptRequest: _TypeAlias = AdoptRequest  # noqa: Y015
 
 @_typing.final
 class FirstToken(_message.Message):
@@ -602,6 +648,7 @@ class RunRoomsRequest(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    ADOPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRoomRequest]: ...
     @_builtins.property
@@ -610,15 +657,18 @@ class RunRoomsRequest(_message.Message):
         the room has not arrived yet. Sent again on another stream if the result is not known.
         """
 
+    @_builtins.property
+    def adopt(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdoptRequest]: ...
     def __init__(
         self,
         *,
         open: _abc.Iterable[Global___RunRoomRequest] | None = ...,
         cancel: _abc.Iterable[Global___CancelRequest] | None = ...,
+        adopt: _abc.Iterable[Global___AdoptRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "cancel", b"cancel", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -690,6 +740,7 @@ class StreamRoomsRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     END_CHOICES_FIELD_NUMBER: _builtins.int
+    ADOPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamRoomRequest]: ...
     @_builtins.property
@@ -698,16 +749,19 @@ class StreamRoomsRequest(_message.Message):
     def end_choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndChoiceRequest]:
         """For rooms that were opened earlier on this stream."""
 
+    @_builtins.property
+    def adopt(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdoptRequest]: ...
     def __init__(
         self,
         *,
         open: _abc.Iterable[Global___StreamRoomRequest] | None = ...,
         cancel: _abc.Iterable[Global___CancelRequest] | None = ...,
         end_choices: _abc.Iterable[Global___EndChoiceRequest] | None = ...,
+        adopt: _abc.Iterable[Global___AdoptRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "end_choices", b"end_choices", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt", b"adopt", "cancel", b"cancel", "end_choices", b"end_choices", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

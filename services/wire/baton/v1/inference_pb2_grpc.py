@@ -63,8 +63,8 @@ class PrefillServiceServicer:
 
     def RunRooms(self, request_iterator, context):
         """Many rooms on one stream, each answered as by RunRoom. Requests and replies of several rooms
-        share a message. A room's last reply is its outcome or its refusal. Ending the stream cancels
-        the rooms on it.
+        share a message. A room's last reply is its outcome or its refusal. If the stream ends, others may
+        adopt the rooms on it for a while. Then they end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,8 +41,8 @@ class PrefillServiceStub:
     """
     RunRooms: _grpc.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]
     """Many rooms on one stream, each answered as by RunRoom. Requests and replies of several rooms
-    share a message. A room's last reply is its outcome or its refusal. Ending the stream cancels
-    the rooms on it.
+    share a message. A room's last reply is its outcome or its refusal. If the stream ends, others may
+    adopt the rooms on it for a while. Then they end.
     """
 
 @_typing.type_check_only
@@ -58,8 +58,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     """
     RunRooms: _aio.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]  # type: ignore[assignment]
     """Many rooms on one stream, each answered as by RunRoom. Requests and replies of several rooms
-    share a message. A room's last reply is its outcome or its refusal. Ending the stream cancels
-    the rooms on it.
+    share a message. A room's last reply is its outcome or its refusal. If the stream ends, others may
+    adopt the rooms on it for a while. Then they end.
     """
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -84,8 +84,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.RunRoomsReply], _abc.AsyncIterator[_inference_pb2.RunRoomsReply]]:
         """Many rooms on one stream, each answered as by RunRoom. Requests and replies of several rooms
-        share a message. A room's last reply is its outcome or its refusal. Ending the stream cancels
-        the rooms on it.
+        share a message. A room's last reply is its outcome or its refusal. If the stream ends, others may
+        adopt the rooms on it for a while. Then they end.
         """
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

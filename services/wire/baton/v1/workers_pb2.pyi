@@ -440,6 +440,7 @@ class RenewRequest(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     TURN_MS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    ORPHANS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     credential: _builtins.bytes
     turn_ms: _builtins.int
@@ -452,6 +453,10 @@ class RenewRequest(_message.Message):
 
     @_builtins.property
     def load(self) -> _rooms_pb2.WorkerLoad: ...
+    @_builtins.property
+    def orphans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Orphan]:
+        """Decode only: rooms that may be adopted now, a bounded list."""
+
     def __init__(
         self,
         *,
@@ -460,14 +465,44 @@ class RenewRequest(_message.Message):
         credential: _builtins.bytes = ...,
         turn_ms: _builtins.int = ...,
         load: _rooms_pb2.WorkerLoad | None = ...,
+        orphans: _abc.Iterable[Global___Orphan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "credential", b"credential", "incarnation", b"incarnation", "load", b"load", "turn_ms", b"turn_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "credential", b"credential", "incarnation", b"incarnation", "load", b"load", "orphans", b"orphans", "turn_ms", b"turn_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewRequest: _TypeAlias = RenewRequest  # noqa: Y015
+
+@_typing.final
+class Orphan(_message.Message):
+    """Room whose opener's stream broke."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    key: _builtins.bytes
+    """Digest of all that the room's tokens depend on, 16 bytes."""
+    prefill: _builtins.int
+    """Incarnation of the room's prefill worker. 0: the room has none."""
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        prefill: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "prefill", b"prefill", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Orphan: _TypeAlias = Orphan  # noqa: Y015
 
 @_typing.final
 class WorkerCensus(_message.Message):
