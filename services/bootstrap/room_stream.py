@@ -100,9 +100,7 @@ class RoomStream:
         self._timeout_s = timeout_s
         # At most one batch for each token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
-        self._room = OpenedRoom(
-            entry.id, request, entry.names, timeout_s, is_adopted=orphan is not None
-        )
+        self._room = OpenedRoom(entry.id, request, entry.names, timeout_s, is_adopted=orphan is not None)
         self._timers: Timers[RoomTimer] = Timers()
 
     @property
@@ -225,14 +223,8 @@ class RoomStream:
         """Carry out a request of a room that is local, ends early, or loses a worker."""
         rooms, room = self._rooms, self.entry.id
         match request:
-            case Adopt(side, term):
-                self._adopt(side, term)
-            case MarkAdopted():
-                rooms.timelines.report(room, Moment.ADOPTED)
-                self._settle_adoption(is_ours=True)
-            case MarkNotAdopted(cause):
-                rooms.not_adopted(room, cause)
-                self._settle_adoption(is_ours=False)
+            case Adopt() | MarkAdopted() | MarkNotAdopted():
+                self._do_adoption(request)
             case Leave(side, cause):
                 rooms.streams.to(self.entry.worker(side)).leave(room, cause)
             case EndChoice(choice):
@@ -252,6 +244,18 @@ class RoomStream:
             case MarkRetired(side):
                 rooms.side_retired(room, side)
 
+    def _do_adoption(self, request: Adopt | MarkAdopted | MarkNotAdopted) -> None:
+        rooms, room = self._rooms, self.entry.id
+        match request:
+            case Adopt(side, term):
+                self._adopt(side, term)
+            case MarkAdopted():
+                rooms.timelines.report(room, Moment.ADOPTED)
+                self._adopted.set_result(True)
+            case MarkNotAdopted(cause):
+                rooms.not_adopted(room, cause)
+                self._adopted.set_result(False)
+
     def _adopt(self, side: Side, term: int) -> None:
         worker, key = self.entry.worker(side), b"" if self._orphan is None else self._orphan.key
         request = inference_pb2.AdoptRequest(
@@ -260,10 +264,6 @@ class RoomStream:
         self._rooms.streams.to(worker).adopt(request, self)
         self._room.opened(side)
         self._carry_out()
-
-    def _settle_adoption(self, *, is_ours: bool) -> None:
-        if not self._adopted.done():
-            self._adopted.set_result(is_ours)
 
     def _open(self, side: Side) -> None:
         try:

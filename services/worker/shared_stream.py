@@ -146,9 +146,10 @@ class SharedStream(Generic[Reply]):
     def _adopt(self, request: inference_pb2.AdoptRequest) -> None:
         """Take over a room whose router's stream broke. Its replies come on this stream from now on."""
         room = RoomId(request.room)
+        if room in self._rooms:
+            self._refuse(room, RoomExists(f"room {room} is read on this stream"))
+            return
         try:
-            if room in self._rooms:
-                raise RoomExists(f"room {room} is read on this stream")
             check_incarnation(self._incarnation, request.incarnation)
         except Exception as error:
             self._refuse(room, error)

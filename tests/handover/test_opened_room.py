@@ -12,6 +12,7 @@ from baton.handover.opened_room import LINGER_S, ROOT_S, OpenedRoom
 from baton.handover.opener_messages import (
     ANSWERED,
     Accepted,
+    Adopt,
     Break,
     CountPrompt,
     EndChoice,
@@ -20,8 +21,10 @@ from baton.handover.opener_messages import (
     FailRest,
     FirstToken,
     Leave,
+    MarkAdopted,
     MarkAnswered,
     MarkLocal,
+    MarkNotAdopted,
     MarkRetired,
     Open,
     RoomOutcome,
@@ -116,7 +119,7 @@ class Driver:
 
     def _do(self, each: Any) -> None:
         match each:
-            case Open(side):
+            case Open(side) | Adopt(side):
                 assert not self.room.is_over
                 self.opened.append(side)
                 self.open.add(side)
@@ -130,7 +133,7 @@ class Driver:
                 self.timers.add(timer)
             case MarkRetired(side):
                 self.retired.append(side)
-            case MarkAnswered() | Stop() | Fail():
+            case MarkAnswered() | Stop() | Fail() | MarkNotAdopted():
                 self.ends.append(each)
             case FailReader(cause):
                 self.errors.append(cause)
@@ -155,6 +158,13 @@ def streaming(made: Request | None = None) -> Driver:
     driver = started(made)
     for message in (Accepted(), first(7), DONE):
         driver.message(P, message)
+    return driver
+
+
+def adopting() -> Driver:
+    driver = Driver(OpenedRoom(RoomId(7), request(), NAMES, LIMIT_S, is_adopted=True))
+    driver.room.start()
+    assert driver.take() == [StartTimer(RoomTimer.LIMIT, LIMIT_S), Adopt(D, 0)]
     return driver
 
 
@@ -466,6 +476,62 @@ def test_what_earlier_rooms_passed_on_is_not_passed_on_again() -> None:
 
 
 # ---- whatever comes
+
+
+def test_adopt_first_wins_decode_decides_and_sends_the_whole_output_again() -> None:
+    driver = adopting()
+    assert driver.message(D, Accepted(3)) == [MarkAdopted(), Adopt(P, 3)]
+    assert driver.message(P, Accepted(3)) == []
+    assert driver.message(P, first(7)) == [], "without its position it could be any room's first token"
+    assert driver.message(D, tokens(0, [7, 8])) == [Stream(), batch([7, 8])]
+    driver.message(P, DONE)
+    driver.message(D, tokens(2, [9], LENGTH))
+    assert driver.message(D, DONE) == [NO_LINGER]
+    assert driver.outputs == {0: [7, 8, 9]}
+    assert not driver.counted, "its prompt was counted by the bootstrap that opened it"
+
+
+@pytest.mark.parametrize("how", list(Break))
+def test_adopt_first_wins_a_room_that_decode_does_not_give_is_forgotten(how: Break) -> None:
+    driver = adopting()
+    done = driver.broken(D, how, "another bootstrap reads it")
+    cause = Cause(Reason.NOT_ADOPTED, "another bootstrap reads it")
+    assert done == [
+        MarkNotAdopted(cause),
+        StopTimer(RoomTimer.LIMIT),
+        MarkRetired(P),
+        MarkRetired(D),
+    ]
+    assert driver.room.is_settled
+    assert not driver.errors
+
+
+def test_adopt_first_wins_a_decode_worker_that_answers_late_ends_the_room() -> None:
+    driver = adopting()
+    driver.room.stop_adopting("it did not answer")
+    cause = Cause(Reason.NOT_ADOPTED, "it did not answer")
+    assert driver.take()[:3] == [MarkNotAdopted(cause), StopTimer(RoomTimer.LIMIT), Leave(D, cause)]
+    driver.room.stop_adopting("again")
+    assert driver.take() == []
+
+
+def test_an_adopted_room_goes_on_where_prefills_part_is_over() -> None:
+    driver = adopting()
+    driver.message(D, Accepted(1))
+    assert driver.broken(P, Break.REFUSED, "room 7 is not known here") == [MarkRetired(P)]
+    driver.message(D, tokens(0, [7, 8, 9], LENGTH))
+    driver.message(D, DONE)
+    assert driver.ends == [MarkAnswered("3 tokens passed on")]
+
+
+def test_a_client_that_hangs_up_while_its_room_is_adopted_ends_the_room() -> None:
+    driver = adopting()
+    driver.room.give_up(GONE)
+    driver.take()
+    assert driver.ends == [Fail(GONE)]
+    assert driver.message(D, Accepted(1)) == [MarkAdopted()], "and prefill is not asked"
+    driver.message(D, RoomOutcome(GONE))
+    assert driver.room.is_settled
 
 
 @st.composite

@@ -157,10 +157,9 @@ def _message(scope: Scope, message: Message) -> str:
             return f"# decode is told that choice {about[1]} of room {about[0]} is enough"
         case "depart":
             return f"# {SIDES[side]} hears that {SIDES[1 - side]} worker {about[0]} is gone"
-        case "orphan":
-            return f"# {SIDES[side]} sees the stream of bootstrap {about[1]} break under room {about[0]}"
-        case "adopt":
-            return f"# bootstrap {about[1]} asks {SIDES[side]} for room {about[0]}"
+        case "orphan" | "adopt":
+            sees = {"orphan": "sees the stream break of", "adopt": "is asked for its room by"}[deed]
+            return f"# {SIDES[side]} {sees} bootstrap {about[1]}: room {about[0]}"
         case "compute_here":
             return f"# every decode rank is told to compute room {about[0]}"
         case "claim":
@@ -169,12 +168,16 @@ def _message(scope: Scope, message: Message) -> str:
             return f"# the bootstrap hears that {SIDES[about[1]]} has retired room {about[0]}"
         case "connect":
             return f"# decode asks prefill to connect to exposure {about[1]}"
-        case "connected":
-            return "# decode hears that prefill is connected"
-        case "revoke":
-            return "# … to take its memory back"
+        case "connected" | "revoke":
+            return _PLAIN[deed]
         case _:
             return f"{deed} room={about[0]}"
+
+
+_PLAIN: Final = {
+    "connected": "# decode hears that prefill is connected",
+    "revoke": "# … to take its memory back",
+}
 
 
 def _landed(scope: Scope, _: int, flight: Flight) -> str:

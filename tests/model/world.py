@@ -8,7 +8,8 @@ hashable: ranks are numbers of a `Cast`.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from baton.ids import NO_OPENER, Incarnation, Opener as OpenerId, RoomId
+from baton import ids
+from baton.ids import NO_OPENER, Incarnation, RoomId
 from baton.rooms.phases import Phase
 from tests.model.book import Book, BookStanding, check_book
 from tests.model.cast import Cast, Deed
@@ -41,7 +42,7 @@ class Entry(NamedTuple):
     opener: int
     """Number in `World.openers`, or UNISSUED, GONE or OVER."""
     peers: tuple[Incarnation, Incarnation]
-    owner: OpenerId = NO_OPENER
+    owner: ids.Opener = NO_OPENER
     """Number of the bootstrap that opened or adopted the room last, in scopes where bootstraps may die."""
 
 
@@ -169,7 +170,9 @@ class World:
 
     def is_over(self, entry: Entry) -> bool:
         """Return whether a room has an outcome."""
-        return entry.opener in (OVER, DEAD) or (entry.opener >= 0 and self.openers.standings[entry.opener].over)
+        return entry.opener in (OVER, DEAD) or (
+            entry.opener >= 0 and self.openers.standings[entry.opener].over
+        )
 
     def is_running(self, entry: Entry) -> bool:
         """Return whether a room has no outcome, and its opener lives."""

@@ -51,7 +51,7 @@ BOUNDS = ModelBounds(toy.VOCABULARY, toy.CONTEXT)
 
 
 def deadlines(ms: int = DEADLINE_MS) -> Deadlines:
-    return Deadlines(ms, ms, ms, ms, ms)
+    return Deadlines(ms, ms, ms, ms, ms, orphan_ms=ms)
 
 
 def silent_reporter(name: str, incarnation: Incarnation) -> Reporter:

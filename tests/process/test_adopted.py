@@ -55,7 +55,9 @@ def test_adopt_first_wins_a_resumed_stream_goes_on_in_the_room_of_the_killed_boo
     resuming = client(stack, body)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(resuming.run)
-        stack.wait_until(lambda: has_begun([resuming]) or running.done(), READY_S, "the stream does not begin")
+        stack.wait_until(
+            lambda: has_begun([resuming]) or running.done(), READY_S, "the stream does not begin"
+        )
         once = total(stack, "baton_prefill_tokens_total", "prefill-0")
         stack.services[NAMES[0]].kill()
         running.result()

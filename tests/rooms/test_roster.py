@@ -3,11 +3,11 @@
 import pytest
 
 from baton.ids import NO_OPENER, Opener, RoomId
-from baton.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
+from baton.rooms.errors import Cause, LocalBug, NotOrphaned, Reason, RoomExists, RosterFull, UnknownRoom
 from baton.rooms.evidence import Connected, Failed, Finished
 from baton.rooms.phases import Phase, Vote
 from baton.rooms.receiver import Receiver
-from baton.rooms.roster import FOREIGN, TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
+from baton.rooms.roster import FOREIGN, ORPHAN, TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
 from tests.rooms.group import receiver
 
 GONE = Cause(Reason.CLIENT_GONE, "hung up")
@@ -178,6 +178,82 @@ def test_a_room_without_an_opener_obeys_every_router() -> None:
     room = opened(roster, 7)
     assert roster.cancel(RoomId(7), GONE, 0, THEIRS)
     assert room.cause == GONE
+
+
+def orphan(roster: Roster[Receiver], room: int = 7, until_ms: int = 500) -> Receiver:
+    held = opened(roster, room, opener=OURS)
+    assert roster.orphan(held.id, OURS, until_ms)
+    return held
+
+
+def test_adopt_first_wins_an_orphan_is_given_once_and_its_former_router_is_refused() -> None:
+    roster = Roster[Receiver](1)
+    held = orphan(roster)
+    assert roster.adopt(held.id, THEIRS) is held
+    assert (held.opener, held.term, held.is_orphan) == (THEIRS, 1, False)
+    with pytest.raises(NotOrphaned):
+        roster.adopt(held.id, Opener(33))
+    roster.cancel(held.id, GONE, 0, OURS)
+    assert not roster.orphan(held.id, OURS, 9), "the late end of the former router's stream"
+    assert (held.cause, held.is_orphan, roster.dropped[FOREIGN]) == (None, False, 2)
+    assert roster.cancel(held.id, GONE, 0, THEIRS)
+    assert (roster.orphaned, roster.adopted) == (1, 1)
+
+
+def test_adopt_first_wins_a_room_that_its_router_reads_or_that_is_over_is_not_given() -> None:
+    roster = Roster[Receiver](3)
+    read, failed = opened(roster, 1, opener=OURS), orphan(roster, 2)
+    failed.note(Failed(GONE))
+    verdicts = [Vote.STAY, Vote.ABORT, Vote.STAY]
+    roster.settle(verdicts, 0, {failed.index: GONE.reason})
+    for room in (read, failed):
+        with pytest.raises(NotOrphaned):
+            roster.adopt(room.id, THEIRS)
+    with pytest.raises(UnknownRoom):
+        roster.adopt(RoomId(3), THEIRS)
+
+
+def test_adopt_first_wins_what_one_rank_alone_has_seen_does_not_decide() -> None:
+    roster = Roster[Receiver](1)
+    held = orphan(roster)
+    held.note(Failed(GONE))
+    assert roster.adopt(held.id, THEIRS).cause == GONE, "the ranks vote on its end"
+
+
+def test_adopt_first_wins_the_later_adoption_has_the_higher_term() -> None:
+    roster = Roster[Receiver](1)
+    held = opened(roster, 7, opener=OURS)
+    assert roster.adopt(held.id, Opener(33), 2).term == 2, "decided elsewhere, before the stream broke here"
+    for late in (1, 2):
+        with pytest.raises(NotOrphaned):
+            roster.adopt(held.id, THEIRS, late)
+    assert held.opener == Opener(33)
+
+
+def test_orphan_ends_a_room_that_nobody_adopts_ends_in_time() -> None:
+    roster = Roster[Receiver](1)
+    held = orphan(roster, until_ms=50)
+    assert held.deadline_ms == 50
+    assert held.vote(49, has_capacity=False) is Vote.STAY
+    assert held.vote(50, has_capacity=False) is Vote.ABORT
+    cause = held.ending(50)
+    assert cause is not None
+    assert cause.reason is Reason.ORPHANED
+    roster.adopt(held.id, THEIRS)
+    assert held.ending(50) is None
+
+
+def test_orphan_ends_the_proof_of_a_failed_orphan_is_awaited_as_of_any_other() -> None:
+    roster = Roster[Receiver](1)
+    held = orphan(roster, until_ms=50)
+    roster.settle([Vote.ABORT], 70, {held.index: Reason.ORPHANED})
+    assert held.deadline_ms == 70 + held.deadlines.fence_ms
+
+
+def test_a_broken_stream_of_a_room_that_is_not_here_is_counted() -> None:
+    roster = Roster[Receiver](1)
+    assert not roster.orphan(RoomId(7), OURS, 500)
+    assert roster.dropped[ORPHAN] == 1
 
 
 def test_exact_match_a_cancel_ends_one_room() -> None:

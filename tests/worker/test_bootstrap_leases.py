@@ -180,7 +180,8 @@ async def test_drain_waits_for_the_rooms_of_all_and_leave_reaches_each() -> None
         second.rooms = 3
         assert await worker.leases.drain() == 5, "one that cannot be reached counts 0"
         await worker.leases.leave()
-        assert [each.calls[-1] for each in (first, second)] == ["leave", "leave"]
+        # A renewal that was under way may arrive behind it.
+        assert all("leave" in each.calls[-2:] for each in (first, second))
         await asyncio.wait_for(worker.running, PATIENCE_S)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.ids import Incarnation, Opener, RoomId
-from baton.rooms.errors import Cause, Reason, Refusal, RoomExists
+from baton.rooms.errors import Cause, NotOrphaned, Reason, Refusal, RoomExists
 from baton.rooms.request import SCORES_MAX, Score
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import (
@@ -41,6 +41,8 @@ class Bench:
         self.opener = Opener(77)
         self.cancels: list[tuple[int, int]] = []
         """Rooms that were cancelled, each with the opener that cancelled it."""
+        self.orphans: list[tuple[int, int]] = []
+        """Rooms whose stream broke, each with its opener."""
         self.requests: asyncio.Queue[inference_pb2.RunRoomsRequest | Exception | None] = asyncio.Queue()
         self.most = MOST
         """Most replies of a room."""
@@ -64,16 +66,23 @@ class Bench:
         ]
         self.requests.put_nowait(inference_pb2.RunRoomsRequest(open=opened, cancel=cancel))
 
+    def adopt(self, room: int, *, incarnation: Incarnation = MINE) -> None:
+        adopted = inference_pb2.AdoptRequest(room=room, incarnation=incarnation, opener=self.opener)
+        self.requests.put_nowait(inference_pb2.RunRoomsRequest(adopt=[adopted]))
+
     def turn(self, *, error: Exception | None = None) -> list[tuple[str | None, int]]:
         """Apply what was asked for; every opened room accepts."""
         taken: list[tuple[str | None, int]] = []
         for command in group_pb2.Commands.FromString(self.box.take()).commands:
             what = command.WhichOneof("what")
-            room = RoomId(command.run.room or command.cancel.room)
-            if what == "run" and error is None and (voice := self.callers.take(room)) is not None:
+            asked = getattr(command, str(what))
+            room = RoomId(asked.room)
+            if what in ("run", "adopt") and error is None and (voice := self.callers.take(room)) is not None:
                 voice.put_nowait(ACCEPTED)
                 self.voices[room] = voice
-                self.here.add((room, Opener(command.run.opener)))
+                self.here.add((room, Opener(asked.opener)))
+            if what == "orphan":
+                self.orphans.append((room, asked.opener))
             if what == "cancel":
                 self.cancels.append((room, command.cancel.opener))
             self.box.answer(error)
@@ -250,7 +259,7 @@ async def test_incarnation_a_cancel_that_was_meant_for_another_process_is_not_ta
 
 
 @pytest.mark.parametrize("opened", [False, True])
-async def test_terminal_reaches_peer_a_stream_that_ends_cancels_the_rooms_on_it(opened: bool) -> None:
+async def test_orphan_ends_a_stream_that_ends_makes_orphans_of_the_rooms_on_it(opened: bool) -> None:
     async with stream() as (at, task):
         at.ask(1, 2)
         await steps()
@@ -260,7 +269,7 @@ async def test_terminal_reaches_peer_a_stream_that_ends_cancels_the_rooms_on_it(
             await steps()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        expected = [("cancel", 1)] if opened else [("run", 1), ("run", 2), ("cancel", 1), ("cancel", 2)]
+        expected = [("orphan", 1)] if opened else [("run", 1), ("run", 2), ("orphan", 1), ("orphan", 2)]
         assert at.turn() == expected, "after the room, in this order"
         assert at.at_rest
 
@@ -311,7 +320,7 @@ async def test_opener_owns_a_room_of_another_opener_is_absent_for_this_one() -> 
         assert at.absent == [1], "the second one is here"
 
 
-async def test_opener_owns_a_stream_that_ends_cancels_its_rooms_in_its_openers_name() -> None:
+async def test_opener_owns_a_stream_that_ends_makes_orphans_in_its_openers_name() -> None:
     async with stream() as (at, task):
         at.ask(1)
         await steps()
@@ -319,7 +328,45 @@ async def test_opener_owns_a_stream_that_ends_cancels_its_rooms_in_its_openers_n
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         at.turn()
-        assert at.cancels == [(1, at.opener)]
+        assert at.orphans == [(1, at.opener)]
+
+
+async def test_adopt_first_wins_an_adopted_room_is_read_on_the_adopters_stream() -> None:
+    async with stream() as (at, task):
+        at.adopt(1)
+        await steps()
+        assert at.turn() == [("adopt", 1)]
+        at.voices[1].put_nowait(FIRST)
+        await steps()
+        assert at.messages == [[(1, "accepted"), (1, "first_token")]]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        at.turn()
+        assert at.orphans == [(1, at.opener)], "it may be adopted again"
+
+
+async def test_adopt_first_wins_a_room_that_is_not_given_is_refused_and_not_ended() -> None:
+    async with stream() as (at, task):
+        at.adopt(1)
+        await steps()
+        at.turn(error=NotOrphaned("another bootstrap reads it"))
+        await steps()
+        assert at.refused == {1: "NotOrphaned"}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert at.turn() == [], "it is another bootstrap's room"
+
+
+async def test_a_room_of_this_stream_or_of_another_process_is_not_adopted() -> None:
+    async with stream() as (at, _):
+        at.ask(1)
+        await steps()
+        at.turn()
+        at.adopt(1)
+        at.adopt(2, incarnation=Incarnation(8))
+        await steps()
+        assert at.turn() == []
+        assert at.refused == {1: "RoomExists", 2: "WrongIncarnation"}
 
 
 async def test_what_else_a_message_asks_for_enters_behind_the_rooms_that_it_opens() -> None:
