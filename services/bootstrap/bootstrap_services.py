@@ -24,7 +24,6 @@ from baton.rooms.errors import Cause, NoCapacity, Reason, Refusal, UnknownRoom, 
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
 from baton.rooms.request import CHOICES_MAX
-from baton.wire.adoption import orphans_from_wire
 from baton.wire.baton.v1 import (
     bootstraps_pb2,
     bootstraps_pb2_grpc,
@@ -37,7 +36,7 @@ from baton.wire.census import census_from_wire
 from baton.wire.conversions import Malformed, outcome_from_wire, peer_to_wire
 from baton.wire.errors import errors_as_status
 from baton.wire.event_messages import event_to_wire, line_from_wire
-from baton.wire.load_messages import load_from_wire
+from baton.wire.load_messages import load_from_wire, orphans_from_wire
 from baton.wire.message_limits import REPORTS_MAX
 from baton.wire.method_authorization import BOOTSTRAP, check_caller_side, has_certificate
 from baton.wire.registration import process_from_wire, weight_from_wire, worker_from_wire

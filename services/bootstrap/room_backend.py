@@ -19,7 +19,7 @@ from baton.fleet.room_entry import RoomEntry
 from baton.rooms.errors import NoSuchWorker
 from baton.rooms.phases import Side
 from baton.rooms.request import Request
-from baton.wire.adoption import adoption_key
+from baton.wire.load_messages import adoption_key
 
 GIVEN_UP: Final = {
     Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),

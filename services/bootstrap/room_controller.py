@@ -1,8 +1,7 @@
 """Actions of the router when a room ends, or when a worker comes or goes.
 
-The registry decides, and this module carries the decisions out. It ends rooms of lost workers with the true
-cause, and informs the worker of the other side at once (`terminal-reaches-peer`). It wakes queued requests
-and the watchers of a room, and checks deadlines. `admission` opens the rooms.
+The registry decides. This module ends rooms of lost workers with the true cause, and informs the worker of
+the other side at once (`terminal-reaches-peer`). It wakes queued requests and watchers, and checks deadlines.
 """
 
 import asyncio
@@ -11,12 +10,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from baton.bootstrap.admission.admission import Admission
+from baton.bootstrap.admission.orphan_table import OrphanTable
 from baton.bootstrap.credential_store import CredentialStore, draw_opener
 from baton.bootstrap.failure_log import FailureLog
 from baton.bootstrap.history import EMPTY_CENSUS, History
 from baton.bootstrap.kv_event_streams import KvEventStreams
 from baton.bootstrap.metrics import BootstrapMetrics, ExitRejection, Loss, computed_by
-from baton.bootstrap.orphan_table import OrphanTable
 from baton.bootstrap.timelines import Timelines
 from baton.bootstrap.worker_streams import WorkerStreams
 from baton.fleet.registry import Registry
@@ -33,10 +32,10 @@ from baton.rooms.worker_load import WorkerLoad
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
 from baton.telemetry.room_spans import RoomSpans
-from baton.wire.adoption import Orphan
 from baton.wire.channel import Channels
 from baton.wire.errors import NotProven
 from baton.wire.liveness import LivenessProbe
+from baton.wire.load_messages import Orphan
 from baton.wire.receiver_secret import digest_of
 from baton.wire.service_role import ServiceRole
 
@@ -113,8 +112,8 @@ class RoomController:
         """Renew a worker's lease. Raises TurnStalled if the worker's last turn is too long ago. In that case
         its requests continue on other workers.
 
-        `census`, `load`: numbers of rooms and pages, and load, as the worker reports them. `turn_ms`:
-        milliseconds since its last turn ended. `orphans`: all its rooms that this router may adopt.
+        `census`, `load`: as the worker reports them. `turn_ms`: milliseconds since its last turn ended.
+        `orphans`: all its rooms that this router may adopt.
         """
         try:
             self.registry.renew(incarnation, self.clock.now_ms(), turn_ms)
@@ -248,12 +247,12 @@ class RoomController:
             on_end(cause)
 
     def not_adopted(self, room: RoomId, cause: Cause) -> None:
-        """Forget a room that this router wanted to adopt, because it is not this router's."""
+        """Forget a room that this router could not adopt."""
         self.followers.pop(room, None)
         self.registry.end(room, cause, self.clock.now_ms())
+        self.registry.abandon(room)
         self.timelines.report(room, Moment.NOT_ADOPTED, cause.text)
         self.timelines.end(room)
-        self.registry.abandon(room)
 
     def answered(self, room: RoomId, how: str = "") -> bool:
         """Record that the client has its complete response. Return False if the room had already ended."""

@@ -14,6 +14,7 @@ from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.room_controller import RoomController
 from baton.fleet.room_entry import RoomEntry
+from baton.handover.adopted_room import AdoptedRoom
 from baton.handover.opened_room import OpenedRoom
 from baton.handover.opener_messages import (
     Accepted,
@@ -49,7 +50,6 @@ from baton.rooms.request import Request, TokenBatch
 from baton.rooms.timeline import Moment
 from baton.runtime.logging import Log
 from baton.runtime.timers import Timers
-from baton.wire.adoption import Orphan
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import (
     Malformed,
@@ -62,6 +62,7 @@ from baton.wire.conversions import (
     tokens_from_wire,
 )
 from baton.wire.errors import Draining, RemoteError, WrongIncarnation
+from baton.wire.load_messages import Orphan
 
 SIBLING_FAILED: Final = "another part of the request failed"
 GIVEN_UP: Final = {
@@ -100,7 +101,8 @@ class RoomStream:
         self._timeout_s = timeout_s
         # At most one batch for each token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
-        self._room = OpenedRoom(entry.id, request, entry.names, timeout_s, is_adopted=orphan is not None)
+        made = OpenedRoom if orphan is None else AdoptedRoom
+        self._room: OpenedRoom = made(entry.id, request, entry.names, timeout_s)
         self._timers: Timers[RoomTimer] = Timers()
 
     @property
@@ -130,7 +132,8 @@ class RoomStream:
             async with asyncio.timeout(within_s):
                 return await asyncio.shield(self._adopted)
         except TimeoutError:
-            self._room.stop_adopting(f"the decode worker did not answer within {within_s:g} s")
+            if isinstance(self._room, AdoptedRoom):
+                self._room.stop_adopting(f"the decode worker did not answer within {within_s:g} s")
             self._carry_out()
             return self._adopted.result()
 

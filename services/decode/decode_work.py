@@ -43,8 +43,8 @@ from baton.runtime.errors import MemoryNotMoved
 from baton.runtime.host_memory import CannotMove
 from baton.runtime.logging import Log
 from baton.transfer.transfer_protocol import TransferError
-from baton.wire.adoption import adoption_key
 from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.load_messages import adoption_key
 from baton.worker.assembly import RankPorts
 from baton.worker.polling import deadline_s
 from baton.worker.rank_work import RankWork

@@ -10,10 +10,6 @@ room ends when both streams have ended (`room-ends`), and by its time limit (`de
 A room is local if decode computes its prompt. Prefill reports that instead of a first token, or there was no
 prefill worker. Then all tokens come from decode.
 
-A room may be adopted: another router opened it, and the stream of that router broke. Decode is asked for it
-first, and decides (`adopt-first-wins`). It sends the whole output again, so nothing of prefill's is awaited
-but its outcome. If decode refuses, the room was never this router's, and another one computes the answer.
-
 A room of several choices has a position for each. It is answered when each choice is complete, or its reader
 wants no more of it.
 """
@@ -24,7 +20,6 @@ from typing import Final
 from baton.handover.opener_messages import (
     ANSWERED,
     Accepted,
-    Adopt,
     Break,
     CountPrompt,
     EndChoice,
@@ -33,10 +28,8 @@ from baton.handover.opener_messages import (
     FailRest,
     FirstToken,
     Leave,
-    MarkAdopted,
     MarkAnswered,
     MarkLocal,
-    MarkNotAdopted,
     MarkRetired,
     Open,
     OpenerRequest,
@@ -70,21 +63,9 @@ class OpenedRoom:
     """Room at its opener. Pure: messages, commands and the end of pauses enter, and requests come out of
     `take_requests`."""
 
-    def __init__(
-        self,
-        room: RoomId,
-        request: Request,
-        workers: Mapping[Side, str],
-        limit_s: float,
-        *,
-        is_adopted: bool = False,
-    ) -> None:
-        """Make a room that was not sent to its workers yet.
-
-        `workers`: names of its workers. Without a prefill worker, decode computes the prompt. `limit_s`: time
-        limit of the room, in seconds. `is_adopted`: whether another router opened it on these workers. Its
-        request has to be replayable (`Request.is_replayable`).
-        """
+    def __init__(self, room: RoomId, request: Request, workers: Mapping[Side, str], limit_s: float) -> None:
+        """Make a room that was not sent to its workers yet. `workers`: names of its workers. Without a
+        prefill worker, decode computes the prompt. `limit_s`: time limit of the room, in seconds."""
         self.room = room
         self.request = request
         self.cached_tokens = 0
@@ -103,11 +84,6 @@ class OpenedRoom:
         """Whether the first token was passed on to the reader."""
         self._is_counted = False
         """Whether the room's prompt was already counted as computed."""
-        self._is_adopted = is_adopted
-        self._is_ours = not is_adopted
-        """Whether the room is this router's. False until decode has given it to this router."""
-        self._term = 0
-        """Term of this router's adoption."""
         self._is_accepted = False
         """Whether the prefill worker has accepted the room."""
         # Decode is called first: prefill computes nothing before it has decode's destination.
@@ -171,11 +147,6 @@ class OpenedRoom:
             self._end()
             self._requests.append(Stop())
 
-    def stop_adopting(self, text: str) -> None:
-        """Adopt the room no more, if decode has not given it to this router yet. `text`: reason."""
-        if not self._is_ours and not self.is_over:
-            self._not_adopted(text)
-
     def give_up(self, cause: Cause) -> None:
         """End the room with this cause, because its reader reads no more."""
         if not self.is_over:
@@ -218,14 +189,8 @@ class OpenedRoom:
     def broken(self, side: Side, how: Break, text: str) -> None:
         """Process the end of a worker's stream without an outcome. `text`: error of the stream."""
         self._open.discard(side)
-        if not self._is_ours and not self.is_over:
-            self._holding.discard(side)
-            self._not_adopted(text)
-            return
         cause = self._cause_of(side, how, text)
-        if self._is_adopted and side is Side.PREFILL and not self._is_accepted:
-            self._requests.append(MarkRetired(side))  # its part of the room is over
-        elif self._needs(side):
+        if self._needs(side):
             self._fail(cause, side)
         self._settle()
 
@@ -250,13 +215,8 @@ class OpenedRoom:
     # ---- inside
 
     def _open_next(self) -> None:
-        if not self._unopened or self.is_over:
-            return
-        side = self._unopened[0]
-        if not self._is_adopted:
-            self._requests.append(Open(side))
-        elif side is Side.DECODE or self._is_ours:
-            self._requests.append(Adopt(side, self._term))
+        if self._unopened and not self.is_over:
+            self._requests.append(Open(self._unopened[0]))
 
     def _take_tokens(self, message: TokenMessage) -> TokenBatch | None:
         """Process tokens of decode. Return them as `_offer` does."""
@@ -272,14 +232,8 @@ class OpenedRoom:
 
     def _take(self, side: Side, message: WorkerMessage) -> None:
         match message:
-            case Accepted(term):
+            case Accepted():
                 self._is_accepted = self._is_accepted or side is Side.PREFILL
-                if not self._is_ours:
-                    self._term, self._is_ours = term, True
-                    self._requests.append(MarkAdopted())
-                    self._open_next()
-            case FirstToken() if self._is_adopted:
-                self.cached_tokens = message.cached_tokens  # the token comes from decode, with its position
             case FirstToken():
                 self.cached_tokens = message.cached_tokens
                 self._merger.check_scores()
@@ -371,7 +325,7 @@ class OpenedRoom:
 
     def _count(self, side: Side) -> None:
         """Count the room's prompt as computed on this side, once."""
-        if not self._is_counted and not self._is_adopted:
+        if not self._is_counted:
             self._is_counted = True
             self._requests.append(CountPrompt(side, self.request.prefill_tokens - self.cached_tokens))
 
@@ -401,15 +355,6 @@ class OpenedRoom:
                 return Cause(LOST[side], f"{name} ended without an outcome")
             case Break.LOST:
                 return Cause(LOST[side], f"{name} broke off: {text}")
-
-    def _not_adopted(self, text: str) -> None:
-        """Forget the room, because it is not this router's."""
-        self._first_cause = Cause(Reason.NOT_ADOPTED, text)
-        self._requests.append(MarkNotAdopted(self._first_cause))
-        self._merger.going.clear()
-        self._stop_timer(RoomTimer.LIMIT)
-        self._leave_all()
-        self._settle()
 
     def _leave(self, side: Side) -> None:
         """Read no more of a worker's messages about the room, and send it the room's end."""

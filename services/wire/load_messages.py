@@ -1,21 +1,34 @@
-"""Conversion of what workers report for placement: their load, and the log of their cached blocks."""
+"""Conversion of what workers report for placement: their load, the log of their cached blocks, and orphans.
 
-from collections.abc import Sequence
+An orphan is a room whose router's stream broke. A router that gets the same request again finds it by its
+key, a digest of all that the tokens of the room depend on. So whatever room has the key, its output is the
+answer of that request.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
-from baton.ids import RoomId
+from baton.ids import Incarnation, RoomId
 from baton.pages.block_hashes import HASH_BYTES, Block
 from baton.pages.kv_event_log import BATCH_MAX, KvEvent, KvEvents, KvSnapshotPart
 from baton.pages.layout import GROUPS_MAX
+from baton.rooms.request import Request
 from baton.rooms.steps.step_cost import SCORE_PRICE_MAX
 from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2
+from baton.wire.conversions import request_to_wire
 from baton.wire.malformed import Malformed
 
 RATE_MAX: Final = 2**32 - 1
 """Largest token rate in a message, in tokens per second."""
 PARTS_MAX: Final = 4_096
 """Most parts of a snapshot: 16 million hashes, of more than a billion tokens."""
+KEY_BYTES: Final = 16
+ORPHANS_MAX: Final = 1024
+"""Most orphans in one message. Further ones are reported once others have ended or are adopted."""
 
 
 def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
@@ -111,3 +124,44 @@ def _digest(digest: bytes) -> int:
     if len(digest) != HASH_BYTES:
         raise Malformed(f"digest has {len(digest)} bytes, not {HASH_BYTES}")
     return int.from_bytes(digest, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Room that a router may adopt."""
+
+    room: RoomId
+    key: bytes
+    """Digest of all that the room's tokens depend on, KEY_BYTES bytes."""
+    prefill: Incarnation
+    """Incarnation of the room's prefill worker, or NO_PEER."""
+
+
+def adoption_key(request: Request) -> bytes:
+    """Return the digest of all that the tokens of a request's rooms depend on, KEY_BYTES bytes.
+
+    The output of earlier rooms is left out, because it is a function of the rest. So are facts about one run
+    of the request, such as its time of arrival.
+    """
+    lasting = replace(
+        request, output=(), trace=None, priority=0, arrived_ms=0, carried_tokens_max=0, tenant=b""
+    )
+    wire = request_to_wire(lasting)
+    return blake2b(wire.SerializeToString(deterministic=True), digest_size=KEY_BYTES).digest()
+
+
+def orphans_to_wire(orphans: Iterable[Orphan]) -> list[workers_pb2.Orphan]:
+    """Convert orphans to their messages, at most ORPHANS_MAX of them."""
+    return [
+        workers_pb2.Orphan(room=each.room, key=each.key, prefill=each.prefill)
+        for each in islice(orphans, ORPHANS_MAX)
+    ]
+
+
+def orphans_from_wire(wire: Sequence[workers_pb2.Orphan]) -> list[Orphan]:
+    """Convert messages to orphans. Raises Malformed."""
+    if len(wire) > ORPHANS_MAX:
+        raise Malformed(f"orphans has more than {ORPHANS_MAX} entries")
+    if any(len(each.key) != KEY_BYTES for each in wire):
+        raise Malformed(f"the key of an orphan must have {KEY_BYTES} bytes")
+    return [Orphan(RoomId(each.room), each.key, Incarnation(each.prefill)) for each in wire]

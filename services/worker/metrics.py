@@ -117,6 +117,12 @@ class LeaseMetrics:
         (self._renewals if has_lease else self._failures).inc()
 
 
+ORPHANS: Final = (
+    ("baton_rooms_orphaned_total", "Rooms that went on when their bootstrap's stream broke."),
+    ("baton_rooms_adopted_total", "Rooms that another bootstrap has adopted and reads."),
+)
+
+
 class WorkerMetrics:
     """Prometheus metrics that prefill and decode workers have in common."""
 
@@ -159,12 +165,7 @@ class WorkerMetrics:
                 " another bootstrap opened it.",
             )
         )
-        self._orphaned = _Total(
-            counter("baton_rooms_orphaned_total", "Rooms that went on when their bootstrap's stream broke.")
-        )
-        self._adopted = _Total(
-            counter("baton_rooms_adopted_total", "Rooms that another bootstrap has adopted and reads.")
-        )
+        self._orphaned, self._adopted = (_Total(counter(*name_and_help)) for name_and_help in ORPHANS)
         self._lines = _Total(
             counter(
                 "baton_timeline_lines_dropped_total",

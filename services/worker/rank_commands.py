@@ -9,7 +9,6 @@ from baton.handover.sending_side import SendingSide
 from baton.ids import NO_PEER, Incarnation, Opener, RoomId
 from baton.rooms.errors import Cause, NotOrphaned, PeerFault, Reason
 from baton.rooms.steps.step_cost import Costs, StepCost
-from baton.wire.adoption import adoption_key
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.conversions import (
     cause_from_wire,
@@ -19,6 +18,7 @@ from baton.wire.conversions import (
     request_from_wire,
     room_from_wire,
 )
+from baton.wire.load_messages import adoption_key
 from baton.wire.registration import routers_from_wire
 from baton.worker.assembly import RankPorts
 from baton.worker.callers import Callers

@@ -18,10 +18,9 @@ from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Capacity, Roster
 from baton.rooms.timeline import Moment
 from baton.rooms.worker_load import WorkerLoad
-from baton.wire.adoption import Orphan, orphans_to_wire
 from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from baton.wire.census import census_to_wire
-from baton.wire.load_messages import load_to_wire
+from baton.wire.load_messages import Orphan, load_to_wire, orphans_to_wire
 from baton.worker.assembly import RankPorts
 from baton.worker.called_room import Reply
 from baton.worker.callers import Callers

@@ -48,7 +48,7 @@ single choices. Raises the errors of `Mailbox.ask`."""
 
 class SharedStream(Generic[Reply]):
     """Stream of one caller for many rooms. If the stream ends, others may adopt its unfinished rooms for a
-    while."""
+    while (`orphan-ends`)."""
 
     def __init__(
         self, callers: Callers[Reply], judge: Judge, incarnation: Incarnation, rest: Rest | None = None

@@ -6,11 +6,13 @@ from typing import Final
 
 import pytest
 
-from baton.bootstrap.orphan_table import FoundOrphan, OrphanTable
+from baton.bootstrap.admission.orphan_table import FoundOrphan, OrphanTable
 from baton.ids import NO_PEER, Incarnation, RoomId
 from baton.rooms.request import Grammar, GrammarKind, Request, Sampling
 from baton.rooms.trace import read_trace
-from baton.wire.adoption import (
+from baton.wire.baton.v1 import workers_pb2
+from baton.wire.conversions import Malformed, request_from_wire, request_to_wire
+from baton.wire.load_messages import (
     KEY_BYTES,
     ORPHANS_MAX,
     Orphan,
@@ -18,8 +20,6 @@ from baton.wire.adoption import (
     orphans_from_wire,
     orphans_to_wire,
 )
-from baton.wire.baton.v1 import workers_pb2
-from baton.wire.conversions import Malformed, request_from_wire, request_to_wire
 
 KEY: Final = bytes(KEY_BYTES)
 ONE: Final = Orphan(RoomId(7), KEY, Incarnation(3))

@@ -10,13 +10,13 @@ import pytest
 from baton.ids import Opener, RoomId
 from baton.rooms.errors import NotOrphaned, UnknownRoom
 from baton.rooms.request import Request
-from baton.wire.adoption import adoption_key, orphans_from_wire
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import cause_to_wire
-from baton.wire.load_messages import load_from_wire
+from baton.wire.load_messages import adoption_key, load_from_wire, orphans_from_wire
 from baton.worker.callers import STREAM_ENDED
-from tests.decode.bench import PREFILL, Caller, DecodeBench, decoding
+from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_choices import answers, asked
+from tests.prefill.bench import PREFILL
 
 OURS, THEIRS = Opener(11), Opener(22)
 ROOM: Final = RoomId(1)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.handover.adopted_room import AdoptedRoom
 from baton.handover.opened_room import LINGER_S, ROOT_S, OpenedRoom
 from baton.handover.opener_messages import (
     ANSWERED,
@@ -162,7 +163,7 @@ def streaming(made: Request | None = None) -> Driver:
 
 
 def adopting() -> Driver:
-    driver = Driver(OpenedRoom(RoomId(7), request(), NAMES, LIMIT_S, is_adopted=True))
+    driver = Driver(AdoptedRoom(RoomId(7), request(), NAMES, LIMIT_S))
     driver.room.start()
     assert driver.take() == [StartTimer(RoomTimer.LIMIT, LIMIT_S), Adopt(D, 0)]
     return driver
@@ -508,6 +509,7 @@ def test_adopt_first_wins_a_room_that_decode_does_not_give_is_forgotten(how: Bre
 
 def test_adopt_first_wins_a_decode_worker_that_answers_late_ends_the_room() -> None:
     driver = adopting()
+    assert isinstance(driver.room, AdoptedRoom)
     driver.room.stop_adopting("it did not answer")
     cause = Cause(Reason.NOT_ADOPTED, "it did not answer")
     assert driver.take()[:3] == [MarkNotAdopted(cause), StopTimer(RoomTimer.LIMIT), Leave(D, cause)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from baton.handover.adopted_room import AdoptedRoom
 from baton.handover.opened_room import OpenedRoom
 from baton.handover.opener_messages import (
     Adopt,
@@ -50,7 +51,8 @@ class Opener:
     def __init__(self, choices: int, *, is_adopted: bool = False) -> None:
         request = Request("request", (1,), TOKENS, further_seeds=(0,) * (choices - 1))
         workers = {side: side.value for side in SIDES}
-        self.room = OpenedRoom(RoomId(1), request, workers, 1.0, is_adopted=is_adopted)
+        made = AdoptedRoom if is_adopted else OpenedRoom
+        self.room: OpenedRoom = made(RoomId(1), request, workers, 1.0)
         self._read: set[Side] = set()
 
     def start(self) -> Requests:

@@ -34,7 +34,7 @@ from baton.rooms.request import FinishReason, Token, TokenBatch
 from tests.model.laws import Broken, Law
 from tests.model.opener import SIDES, TOKENS
 from tests.model.shapes import FIRST_TOKEN, STOP_TOKEN
-from tests.model.world import BOOTSTRAP, DEAD, DECODE, GONE, OVER, PREFILL, Message, State, World
+from tests.model.world import BOOTSTRAP, DEAD, DECODE, GONE, OVER, PREFILL, Entry, Message, State, World
 
 CALLED_OFF: Final = Reason.CANCELLED
 """Why a side is cancelled. Without `ways` what a cancel says makes no difference to what follows, so that
@@ -58,14 +58,14 @@ def issue(world: World, state: State, room: RoomId) -> State:
         return state  # nobody can take it now
     if issued != room:
         raise Broken(Law.ROOM_UNIQUE, f"room {issued} is issued where room {room} should follow")
-    state = state.with_room(room, state.rooms[room - 1]._replace(opener=world.new_opener, peers=state.peers))
+    state = state.with_room(room, Entry(world.new_opener, state.peers, state.rooms[room - 1].owner))
     return happens(world, state, room, "start")
 
 
 def adopt(world: World, state: State, room: RoomId) -> State:
     """Return the state after another bootstrap begins to adopt a room whose bootstrap is dead."""
     entry = state.rooms[room - 1]
-    following = entry._replace(opener=world.new_adopter, owner=Opener(entry.owner + 1))
+    following = Entry(world.new_adopter, entry.peers, Opener(entry.owner + 1))
     return happens(world, state.with_room(room, following), room, "start")
 
 
@@ -79,7 +79,7 @@ def opener_died(world: World, state: State, room: RoomId) -> State:
     read = world.openers.standings[entry.opener].read
     adopts = {each[0] for each in state.mail if each[1:4] == ("adopt", room, entry.owner)}
     state = state.with_mail(frozenset(each for each in state.mail if each[1:3] != ("open", room)))
-    state = state.with_room(room, entry._replace(opener=DEAD))
+    state = state.with_room(room, entry.with_opener(DEAD))
     return state.send(*((side, "orphan", room, entry.owner) for side in read - adopts))
 
 
@@ -110,7 +110,7 @@ def happens(world: World, state: State, room: RoomId, deed: str, *about: Any) ->
     if world.openers.standings[after].settled:
         after = OVER
     if after != opener:
-        state = state.with_room(room, state.rooms[room - 1]._replace(opener=after))
+        state = state.with_room(room, state.rooms[room - 1].with_opener(after))
     for request in requests:
         state = _carry_out(world, state, room, request)
     return state
@@ -122,7 +122,7 @@ def _carry_out(world: World, state: State, room: RoomId, request: OpenerRequest)
             owner = state.rooms[room - 1].owner
             return state.send((SIDES.index(side), "adopt", room, owner, term or None))
         case MarkNotAdopted():
-            return state.with_room(room, state.rooms[room - 1]._replace(opener=OVER))
+            return state.with_room(room, state.rooms[room - 1].with_opener(OVER))
         case Open(side):
             to = SIDES.index(side)
             return state.send((to, "open", room, state.peers[1 - to]))
@@ -193,7 +193,7 @@ def fail(world: World, state: State, room: RoomId, reason: Reason) -> State:
         return state
     state = cancel(world, state, room, why.reason)
     if entry.opener == GONE:
-        return state.with_room(room, entry._replace(opener=OVER))
+        return state.with_room(room, entry.with_opener(OVER))
     return happens(world, state, room, "end", why)
 
 
@@ -219,7 +219,7 @@ def gave_back(world: World, state: State, room: RoomId, side: int) -> State:
 def orphaned(world: World, state: State, room: RoomId) -> State:
     """Return the state after the room's opener is gone with its streams, which both sides see break."""
     entry = state.rooms[room - 1]
-    state = state.with_room(room, entry._replace(opener=GONE))
+    state = state.with_room(room, entry.with_opener(GONE))
     return cancel(world, state, room, CALLED_OFF)
 
 
@@ -228,7 +228,7 @@ def untold(world: World, state: State) -> State:
     written, rooms = _write(world, state, (), "untold")
     gone = [room for room in rooms if state.rooms[room - 1].opener == GONE]
     for room in gone:
-        entry = state.rooms[room - 1]._replace(opener=OVER)
+        entry = state.rooms[room - 1].with_opener(OVER)
         written = _ended(world, written, room, Reason.DEADLINE).with_room(room, entry)
         written = cancel(world, written, room, CALLED_OFF)
     return written if gone else state

@@ -45,6 +45,9 @@ class Entry(NamedTuple):
     owner: ids.Opener = NO_OPENER
     """Number of the bootstrap that opened or adopted the room last, in scopes where bootstraps may die."""
 
+    def with_opener(self, opener: int) -> "Entry":
+        return Entry(opener, self.peers, self.owner)
+
 
 class State(NamedTuple):
     senders: tuple[int, ...]

@@ -4,7 +4,7 @@ from typing import Final
 
 _NAMES: Final = """
 room-unique room-issued terminal-creates-nothing cause-dies-with-room id-carries-no-placement exact-match
-incarnation opener-owns gone-is-monotone
+incarnation opener-owns adopt-first-wins orphan-ends gone-is-monotone
 
 slot-owner slot-zero one-writer gate-before-agree seal-last schema-agreed record-fits
 

@@ -210,7 +210,6 @@ class GenerationService:
             tenant=tenant_of(caller, tenant) if tenant else caller,
             draws=draws,
             max_tokens=start.max_tokens,
-            resumes=start.resumed is not None,
         )
         exchange.describe(lambda: _span_attributes(body, meaning, model, admitted))
         echoes: Sequence[PromptEcho | None] = [None] * len(admitted)

@@ -65,14 +65,12 @@ def admit(
     tenant: bytes = b"",
     bounds: Bounds = UNBOUND,
     max_tokens: Sequence[int] | None = None,
-    resumes: bool = False,
 ) -> list[Request]:
     """Return the requests for the workers: one for each prompt, in order, with an id of its own.
 
     If the client gives no seed, each prompt gets one of `draws` (by default random ones), because a draw
-    depends only on seed and position. Equal prompts may then get different answers. Choice i of a prompt is
-    drawn like a request with the prompt's seed plus i. `max_tokens`: most output tokens, by prompt, of a
-    stream that is continued. `resumes`: whether a stream is continued. Raises ApiError.
+    depends only on seed and position. Choice i of a prompt is drawn like a request with the prompt's seed
+    plus i. `max_tokens`: most output tokens, by prompt, of a stream that is continued. Raises ApiError.
     """
     _check_fields(body, meaning, model, bounds)
     top, scored_param = _prompt_alternatives(body, meaning, prompts, model.vocabulary, bounds)
@@ -108,7 +106,7 @@ def admit(
                 priority=body.priority,
                 speculates=body.speculate,
                 tenant=tenant,
-                resumes=resumes,
+                resumes=max_tokens is not None,
             )
         )
     return requests

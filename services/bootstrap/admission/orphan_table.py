@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from baton.ids import Incarnation
-from baton.wire.adoption import Orphan
+from baton.wire.load_messages import Orphan
 
 
 class FoundOrphan(NamedTuple):
