@@ -24,8 +24,8 @@ PAUSE = 0.363416
 
 
 def test_the_clients_own_ends_and_ours_are_final() -> None:
-    ended_by_whoever_asked = {Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED}
-    final = ended_by_whoever_asked | {Reason.BOOTSTRAP_LOST, Reason.GRAMMAR_FAILED}
+    ended_by_whoever_asked = {Reason.ANSWERED, Reason.CLIENT_GONE, Reason.CANCELLED, Reason.NOT_ADOPTED}
+    final = ended_by_whoever_asked | {Reason.BOOTSTRAP_LOST, Reason.ORPHANED, Reason.GRAMMAR_FAILED}
     assert set(Reason) - RETRIED == final | {Reason.LOCAL}, "which ends no room"
     for reason in final:
         assert not may_retry(reason, 1, 1_000.0, BOUNDS)
