@@ -100,6 +100,8 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_workers_lost_total",
         "baton_exits_not_believed_total",
         "baton_lease_failures_total",
+        "baton_rooms_orphaned_total",
+        "baton_rooms_adopted_total",
         "baton_rooms_unknown_news_total",
         "baton_timeline_lines_dropped_total",
     ),
