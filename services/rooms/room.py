@@ -112,7 +112,7 @@ class Room(ABC):
         contradiction = self._contradiction()
         if contradiction is not None:
             return contradiction
-        if self.is_orphan and now_ms >= (self.orphan_until_ms or 0):
+        if self.orphan_until_ms is not None and now_ms >= self.orphan_until_ms:
             return Cause(Reason.ORPHANED, f"{self.SIDE.value}: no bootstrap adopted it in time")
         if now_ms < self._phase_deadline_ms:
             return None
