@@ -3,6 +3,7 @@
 Its weights are random and its tokenizer is the demo model's. It is quick to load and to compute, and its
 heads divide evenly among ranks."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,20 @@ def eight_heads(directory: Path, demo: Path) -> Path:
     """A Llama of 4 layers, 8 heads and 2 KV heads in `directory`, always the same: 1, 2 and 4 ranks can hold
     it, the last with copies of KV heads. `demo`: whose tokenizer it gets."""
     return with_tokenizer(save(EIGHT_HEADS, directory), demo)
+
+
+def chatting_heads(directory: Path, demo: Path) -> Path:
+    """The same with the tokens of its vocabulary alone in its tokenizer, so that any text has only such
+    tokens, and its chat template can be rendered."""
+    model = eight_heads(directory, demo)
+    path = model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    bpe = tokenizer["model"]
+    bpe["vocab"] = {token: id_ for token, id_ in bpe["vocab"].items() if id_ < VOCABULARY}
+    pairs = (each.split(" ") if isinstance(each, str) else each for each in bpe["merges"])
+    bpe["merges"] = [each for each in pairs if "".join(each) in bpe["vocab"]]
+    path.write_text(json.dumps(tokenizer))
+    return model
 
 
 def with_tokenizer(directory: Path, demo: Path) -> Path:

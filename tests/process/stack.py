@@ -223,8 +223,8 @@ class Stack:
         return "OK"
 
     def tokens_used(self) -> float:
-        """Return the positions of KV caches that are used, as the bootstraps see them. Another bootstrap's
-        canary may be in a worker's last report."""
+        """Return the positions of KV caches that are used, as the bootstraps see them. What was served for
+        another bootstrap may be in a worker's last report."""
         services = [service for name, service in self.services.items() if is_bootstrap(name)]
         return sum(
             value
@@ -259,8 +259,12 @@ class Stack:
         raise AssertionError(f"not ready: {answer}\n" + self.tails())
 
     def idle_gauges(self) -> Gauges:
-        """Return every gauge, once no service holds a room."""
+        """Return every gauge, once no service holds a room, and each of several bootstraps has reports of
+        that."""
         now = at_rest(self._gauges)
+        if self.further and now is not None:
+            self.wait_until(lambda: not self.tokens_used(), READY_S, "KV caches are used")
+            now = at_rest(self._gauges)
         if now is None:
             raise AssertionError("rooms are held\n" + self.tails())
         return now

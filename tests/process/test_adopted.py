@@ -1,21 +1,22 @@
 """Tests of rooms that go on when their bootstrap is killed, and that another bootstrap adopts."""
 
-import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from tests.http import web
-from tests.process.resuming_client import CHAT, DRAWN, USER, ResumingClient
 from tests.process.stack import READY_S, Stack, running_stack
-from tests.process.test_routers_killed import by_choice, has_begun
+from tests.process.stream_reader import Broken, StreamReader, plain_http
+from tests.process.streamed_requests import DRAWN, by_choice, chat
 
 NAMES: Final = ("bootstrap", "bootstrap-1")
-LONG: Final[dict[str, Any]] = {"messages": [USER], "max_tokens": 120, "min_tokens": 120, **DRAWN}
+LONG: Final[dict[str, Any]] = {"max_tokens": 120, "min_tokens": 120, **DRAWN}
 SEVERAL: Final[dict[str, Any]] = {**LONG, "n": 3, "max_tokens": 60, "min_tokens": 60}
+BEGUN: Final = 4
+"""Events that a stream has had when its bootstrap is killed."""
 ORPHAN_MS: Final = 3_000
 
 
@@ -38,26 +39,34 @@ def total(stack: Stack, name: str, worker: str = "decode-0") -> float:
     return stack.services[worker].total(name)
 
 
-def client(stack: Stack, body: dict[str, Any]) -> ResumingClient:
-    urls = [stack.services[name].http for name in NAMES]
-    model = web().get(f"{urls[0]}/v1/models").json()["data"][0]["id"]
-    return ResumingClient(urls, CHAT, json.dumps({"model": model, "stream": True, **body}).encode())
+def urls(stack: Stack) -> list[str]:
+    return [stack.services[name].http for name in NAMES]
 
 
-@pytest.mark.parametrize("body", [LONG, SEVERAL], ids=["one", "several"])
+def reader(stack: Stack, fields: dict[str, Any]) -> StreamReader:
+    model = web().get(f"{stack.url}/v1/models").json()["data"][0]["id"]
+    request = chat(**fields)
+    return StreamReader(plain_http(request.path, request.encode(model)))
+
+
+def wait_begun(stack: Stack, reading: StreamReader, running: Future[Any]) -> None:
+    stack.wait_until(
+        lambda: len(reading.events) >= BEGUN or running.done(), READY_S, "the stream does not begin"
+    )
+
+
+@pytest.mark.parametrize("fields", [LONG, SEVERAL], ids=["one", "several"])
 @pytest.mark.timeout(300)
 def test_adopt_first_wins_a_resumed_stream_goes_on_in_the_room_of_the_killed_bootstrap(
-    stack: Stack, body: dict[str, Any]
+    stack: Stack, fields: dict[str, Any]
 ) -> None:
     start = stack.idle_gauges()
     computed = total(stack, "baton_prefill_tokens_total", "prefill-0")
     adopted = total(stack, "baton_rooms_adopted_total")
-    resuming = client(stack, body)
+    resuming = reader(stack, fields)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(resuming.run)
-        stack.wait_until(
-            lambda: has_begun([resuming]) or running.done(), READY_S, "the stream does not begin"
-        )
+        running = pool.submit(resuming.run, urls(stack))
+        wait_begun(stack, resuming, running)
         once = total(stack, "baton_prefill_tokens_total", "prefill-0")
         stack.services[NAMES[0]].kill()
         running.result()
@@ -66,7 +75,7 @@ def test_adopt_first_wins_a_resumed_stream_goes_on_in_the_room_of_the_killed_boo
     assert computed < total(stack, "baton_prefill_tokens_total", "prefill-0") == once, "no prompt anew"
     stack.restart(NAMES[0])
     stack.wait_ready(url=stack.services[NAMES[0]].http)
-    again = ResumingClient(resuming.urls[:1], resuming.path, resuming.body).run(after=resuming.ids[0])
+    again = StreamReader(resuming.connect).run(urls(stack)[:1], after=resuming.ids[0])
     assert by_choice(resuming.events[1:]) == by_choice(again.events)
     assert total(stack, "baton_rooms_adopted_total") == adopted + 1, "that room is over"
     stack.wait_idle(start)
@@ -76,12 +85,13 @@ def test_adopt_first_wins_a_resumed_stream_goes_on_in_the_room_of_the_killed_boo
 def test_orphan_ends_a_room_that_nobody_adopts_gives_its_pages_back(stack: Stack) -> None:
     start = stack.idle_gauges()
     orphaned = total(stack, "baton_rooms_orphaned_total")
-    left = client(stack, {**LONG, "max_tokens": 600, "min_tokens": 600})
+    left = reader(stack, {**LONG, "max_tokens": 600, "min_tokens": 600})
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(left.read_once)
-        stack.wait_until(lambda: has_begun([left]) or running.done(), READY_S, "the stream does not begin")
+        running = pool.submit(left.read, stack.url)
+        wait_begun(stack, left, running)
         stack.services[NAMES[0]].kill()
-        running.result()
+        with pytest.raises(Broken):
+            running.result()
     stack.wait_until(
         lambda: total(stack, "baton_rooms_orphaned_total") == orphaned + 1, READY_S, "the room is no orphan"
     )
