@@ -69,7 +69,8 @@ class TokenStream(Protocol):
 
     async def next(self) -> TokenBatch:
         """Return the next batch of any choice. A choice has no further batch after the one with `finish`.
-        Raises RoomFailed if the room fails, which ends all choices.
+        Raises RoomFailed if the room fails, which ends all choices. Raises Overloaded or NoWorker if every
+        room of the request was refused by a full worker, and it got no other in time.
 
         The stream is not an asynchronous generator, because the event loop would close each unfinished
         generator in a task of its own.

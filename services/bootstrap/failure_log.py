@@ -30,7 +30,7 @@ class FailureLog:
         """Log that a room ended early, unless a line about the same reason was just written."""
         reason = cause.reason.value
         if not REASONS[cause.reason].is_attempt:
-            log.debug("room retracted", room=room, cause=cause.text)
+            log.debug("room ended without a failure", room=room, reason=reason, cause=cause.text)
             return
         if not REASONS[cause.reason].is_failure:
             log.debug("room failed", room=room, reason=reason, cause=cause.text)

@@ -193,6 +193,12 @@ class BootstrapMetrics:
             " pages for older rooms. Their requests continue in new rooms, so these are no failures.",
             registry=registry,
         )
+        self._worker_full = Counter(
+            "baton_rooms_worker_full_total",
+            "Rooms of clients' requests that a worker refused, because all its places were taken by rooms of"
+            " this and other bootstraps. Their requests wait for a place again, so these are no failures.",
+            registry=registry,
+        )
         self._paused = LoopHistogram(
             "baton_retraction_pause_seconds",
             "Time from the retraction of a room until the next token of its request, or the request's end.",
@@ -213,8 +219,10 @@ class BootstrapMetrics:
         self._prompt_tokens[side].inc(tokens)
 
     def room_ended_early(self, cause: Cause, *, canary: bool) -> None:
-        if not REASONS[cause.reason].is_attempt and not canary:
+        if cause.reason is Reason.RETRACTED and not canary:
             self._retracted.inc()
+        if cause.reason is Reason.WORKER_FULL and not canary:
+            self._worker_full.inc()
         (self._canaries_failed if canary else self._failed).count(cause)
 
     def resumed(self, paused_s: float, recomputed_tokens: int) -> None:

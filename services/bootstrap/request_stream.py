@@ -7,6 +7,9 @@ the old room are not read. Choices that have ended are not sampled again.
 
 A retracted room has not failed (`retracted-is-no-failure`). The next one does not count as an attempt, comes
 without a pause and avoids no worker. Only the request's own time-out limits their number.
+
+A room that a full worker refused has not failed either (`full-is-no-failure`). Its request waits for a place
+as it did before that room: in the queue's time if it had no other room, and as a retried request otherwise.
 """
 
 import asyncio
@@ -15,8 +18,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
-from baton.api.backend import Hangup, RoomFailed
+from baton.api.backend import BackendError, Hangup, RoomFailed
 from baton.bootstrap.admission.placement_request import QueueFull, Retry
+from baton.bootstrap.admission.refusals import NO_SPACE, not_placed
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import SIBLING_FAILED, RoomStream
@@ -77,6 +81,10 @@ class _Branch:
     request are in one room."""
     over: bool = False
     """Whether no other room follows the present one. The reason is in the room's timeline."""
+    cause: Cause | None = None
+    """Cause for which the last room ended that no full worker refused. None if there was none."""
+    retry: Retry | None = None
+    """Facts with which the present room was placed. None for the request's first room."""
     paused_ms: int | None = None
     """Time in milliseconds at which the choices paused, because their room was retracted (preempted). None
     when the next token has come."""
@@ -99,13 +107,17 @@ class RequestStream:
         request: Request,
         timeout_s: float,
         bounds: RetryBounds,
+        queue_ends_s: float,
     ) -> None:
+        """Make the stream. `first`: stream of the first room. `queue_ends_s`: time of the event loop in
+        seconds, until which the request may wait for a place if full workers refuse its rooms."""
         self._rooms = rooms
         self._expected = rooms.admission.expected
         self._follow = follow
         self._request = request
         self._bounds = bounds
         self._ends_s = asyncio.get_running_loop().time() + timeout_s
+        self._queue_ends_s = queue_ends_s
         self._outputs: list[list[int]] = [[] for _ in range(request.choices)]
         self._going = set(range(request.choices))
         """Indices of the choices that are not complete and whose tokens the reader still wants."""
@@ -210,11 +222,11 @@ class RequestStream:
         """Continue a branch (choices that share a room) in the next room, or in several rooms if its choices
         have different outputs.
 
-        Return False if the branch was split. Raises RoomFailed if its choices do not go on.
+        Return False if the branch was split. Raises BackendError if its choices do not go on.
         """
         try:
             cause = self._judged(strand, failure)
-        except RoomFailed:
+        except BackendError:
             self._rooms.admission.promises.withdraw(strand.room.entry.id)
             raise
         alike: dict[tuple[int, ...], list[int]] = {}
@@ -241,18 +253,20 @@ class RequestStream:
 
     def _judged(self, strand: _Branch, failure: RoomFailed) -> Cause:
         """Decide whether another room follows after the room of a branch (choices that share a room) has
-        ended. Return the cause of its end if so. Raises RoomFailed if none follows."""
+        ended. Return the cause of its end if so. Raises BackendError if none follows."""
         failed, cause, left_s = strand.room.entry, strand.room.cause, self.left_s()
         if cause is None or self._hung_up:
             raise failure
-        if not REASONS[cause.reason].is_attempt and strand.paused_ms is None:
+        if cause.reason is not Reason.WORKER_FULL:
+            strand.cause = cause
+        if cause.reason is Reason.RETRACTED and strand.paused_ms is None:
             strand.paused_ms = failed.closing_ms
         if made_progress(sum(len(self._outputs[choice]) - strand.began for choice in strand.choices)):
             strand.opened = 1
         pause = self._pause_s(strand, cause)
         if not may_retry(cause.reason, strand.opened, left_s - pause, self._bounds):
             if not REASONS[cause.reason].is_attempt:
-                raise self._without_another(strand, cause, TimeoutError())
+                raise self._without_another(strand, TimeoutError())
             strand.over = True
             if cause.reason in RETRIED:
                 rooms = f"{strand.opened} of {self._bounds.rooms_max} rooms in a row tried"
@@ -266,20 +280,10 @@ class RequestStream:
     async def _open(self, strand: _Branch, cause: Cause) -> None:
         """Open the next room of a branch (choices that share a room). `cause`: reason for which the present
         room ended."""
-        failed, left_s = strand.room.entry, self.left_s()
         request = self._request_of(strand)
-        need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
-        fits = all(need.positions_on(worker) <= worker.tokens_max for worker in failed.workers)
-        pause = self._pause_s(strand, cause)
-        left = request.max_tokens - len(request.output)
-        margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
-        decode = failed.decode.incarnation
-        is_attempt = REASONS[cause.reason].is_attempt
-        goes_back = not is_attempt or (failed.is_returned and decode not in strand.avoid)
-        back = decode if goes_back else None
-        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin, back)
+        retry = strand.retry = self._retry_of(strand, cause, request)
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(self.left_s()):
                 entry = await self._rooms.admission.admit(
                     request.request_id,
                     request.prefill_tokens,
@@ -296,7 +300,7 @@ class RequestStream:
                     scores=request.scores,
                 )
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
-            raise self._without_another(strand, cause, error) from error
+            raise self._without_another(strand, error) from error
         if self._hung_up:
             self._rooms.admission.discard(entry)
             raise RoomFailed(cause.text, cause.reason)
@@ -308,13 +312,37 @@ class RequestStream:
         strand.began = len(request.output)
         strand.room = self._follow(entry, request, max(self.left_s(), 0.0))
 
-    def _without_another(self, strand: _Branch, cause: Cause, error: Exception) -> RoomFailed:
+    def _retry_of(self, strand: _Branch, cause: Cause, request: Request) -> Retry:
+        """Return the facts for the placement of a branch's next room. `cause`: reason for which the present
+        room ended. `request`: the unfinished part of the request."""
+        failed, wait_s = strand.room.entry, self._bounds.wait_s
+        if cause.reason is Reason.WORKER_FULL:
+            if strand.retry is not None:
+                return replace(strand.retry, room=failed.id, pause_s=0.0, fit_before=True, is_refused=True)
+            until_s = self._queue_ends_s
+            return Retry(failed.id, cause.reason, strand.avoid, wait_s, is_refused=True, until_s=until_s)
+        need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
+        fits = all(need.positions_on(worker) <= worker.tokens_max for worker in failed.workers)
+        pause = self._pause_s(strand, cause)
+        left = request.max_tokens - len(request.output)
+        margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
+        decode = failed.decode.incarnation
+        is_attempt = REASONS[cause.reason].is_attempt
+        goes_back = not is_attempt or (failed.is_returned and decode not in strand.avoid)
+        back = decode if goes_back else None
+        return Retry(failed.id, cause.reason, strand.avoid, wait_s, pause, fits, margin, back)
+
+    def _without_another(
+        self, strand: _Branch, error: NoSuchWorker | QueueFull | TimeoutError
+    ) -> BackendError:
         """Return the error with which a request's stream ends, if the request could have continued but got no
         other room."""
-        why = str(error) or "no pair of workers had space in time"
+        cause, why = strand.cause, str(error) or NO_SPACE
         strand.over = True
         self._rooms.not_retried(strand.room.entry.id, why)
         self._end_pause(strand)
+        if cause is None:
+            return not_placed(self._rooms.admission, self._request, error)
         if REASONS[cause.reason].is_attempt:
             return RoomFailed(f"{cause.text}; not retried: {why}", cause.reason)
         text = f"it waited to go on, since its worker needed its pages: {why}"

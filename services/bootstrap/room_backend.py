@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, client_gone
+from baton.api.backend import Hangup, Limits, client_gone
 from baton.api.errors import CLIENT_GONE
 from baton.api.http.backend_errors import from_backend
 from baton.bootstrap.admission.placement_request import QueueFull
+from baton.bootstrap.admission.refusals import NO_SPACE, not_placed
 from baton.bootstrap.history import NO_STATUS
 from baton.bootstrap.request_stream import RequestStream, reusable
 from baton.bootstrap.room_controller import RoomController
@@ -78,8 +79,17 @@ class RoomBackend:
         limits = self.limits()
         most = max(limits.prompt_tokens, limits.alone_tokens)
         request = replace(request, arrived_ms=self.rooms.clock.wall_ms(), carried_tokens_max=most)
-        if request.resumes and (adopted := await self._adopt(request)) is not None:
-            return RequestStream(self.rooms, self._drive, adopted, request, self._timeout_s, self._bounds)
+        first = await self._adopt(request) if request.resumes else None
+        queue_ends_s = asyncio.get_running_loop().time() + self.rooms.admission.queue_timeout_s
+        if first is None:
+            first = await self._admit(request, since_ms, why)
+        return RequestStream(
+            self.rooms, self._drive, first, request, self._timeout_s, self._bounds, queue_ends_s
+        )
+
+    async def _admit(self, request: Request, since_ms: int, why: Callable[[], Hangup]) -> RoomStream:
+        """Open a request's first room, and return its stream. `since_ms`: time at which the request came, in
+        milliseconds. Raises Overloaded and NoWorker."""
         try:
             entry = await self.rooms.admission.admit(
                 request.request_id,
@@ -99,18 +109,11 @@ class RoomBackend:
             outcome, status = GIVEN_UP[why()]
             self._note_refused(request, outcome, status, since_ms)
             raise
-        except NoSuchWorker as error:
-            none = NoWorker(str(error))
-            self._note_refused(request, str(error), from_backend(none).status, since_ms)
-            raise none from error
-        except (QueueFull, TimeoutError) as error:
-            full = str(error) or "no pair of workers had space in time"
-            after_s = self.rooms.admission.retry_after_s(request.priority, request.tenant)
-            busy = Overloaded(f"every worker is busy: {full}", after_s)
-            self._note_refused(request, full, from_backend(busy).status, since_ms)
-            raise busy from error
-        first = self._drive(entry, request, self._timeout_s)
-        return RequestStream(self.rooms, self._drive, first, request, self._timeout_s, self._bounds)
+        except (NoSuchWorker, QueueFull, TimeoutError) as error:
+            refused = not_placed(self.rooms.admission, request, error)
+            self._note_refused(request, str(error) or NO_SPACE, from_backend(refused).status, since_ms)
+            raise refused from error
+        return self._drive(entry, request, self._timeout_s)
 
     async def _adopt(self, request: Request) -> RoomStream | None:
         """Adopt the room of another router that computes the answer of a request. Return its stream, or None

@@ -273,8 +273,7 @@ class RoomController:
             self.send_end(self.registry.get(room), cause)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
-        """End a room with its first cause, and inform both workers and the room's stream. A second call has
-        no effect."""
+        """End a room with its first cause, and inform its workers and stream. A second call has no effect."""
         if not self.registry.end(room, cause, self.clock.now_ms()):
             return
         entry = self.registry.get(room)
@@ -283,7 +282,8 @@ class RoomController:
         if has_failed:
             self.timelines.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
         else:
-            self.timelines.report(room, Moment.RETRACTED, cause.text)
+            is_refused = cause.reason is Reason.WORKER_FULL
+            self.timelines.report(room, Moment.WORKER_FULL if is_refused else Moment.RETRACTED, cause.text)
         self.timelines.end(room, cause)
         self._failures.log(room, cause)
         self._note_pair(entry, cause)
@@ -292,7 +292,7 @@ class RoomController:
         on_end = self.followers.pop(room, None)
         if on_end is not None:
             goes_back = entry.is_returned and REASONS[cause.reason].is_retried
-            if not entry.canary and (goes_back or not has_failed):
+            if not entry.canary and (goes_back or cause.reason is Reason.RETRACTED):
                 self.admission.promises.add(entry)
             on_end(cause)
         elif not has_failed:

@@ -29,6 +29,7 @@ from baton.handover.opener_messages import (
     Leave,
     MarkAdopted,
     MarkAnswered,
+    MarkFull,
     MarkLocal,
     MarkNotAdopted,
     MarkRetired,
@@ -44,7 +45,7 @@ from baton.handover.opener_messages import (
     WorkerMessage,
 )
 from baton.handover.requests import Report, StartTimer, StopTimer
-from baton.rooms.errors import Cause, Reason
+from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side
 from baton.rooms.request import Request, TokenBatch
 from baton.rooms.timeline import Moment
@@ -70,6 +71,13 @@ GIVEN_UP: Final = {
     Hangup.REQUEST_FAILED: Cause(Reason.CANCELLED, SIBLING_FAILED),
 }
 """Cause of a room whose reader reads no more before its end."""
+
+REFUSALS: Final = {
+    WrongIncarnation.__name__: Break.REPLACED,
+    Draining.__name__: Break.DRAINING,
+    RosterFull.__name__: Break.FULL,
+}
+"""Meaning of a worker's refusal, by the class name of its error. Any other concerns the room alone."""
 
 FIRST_ACCEPTED: Final = Accepted()
 
@@ -238,6 +246,8 @@ class RoomStream:
                 rooms.registry.mark_local(room)
             case Suspect(side):
                 rooms.registry.suspect(self.entry.worker(side).incarnation)
+            case MarkFull(side):
+                rooms.registry.mark_full(self.entry.worker(side).incarnation)
             case Stop():
                 rooms.stop(room)
             case Fail(cause):
@@ -324,8 +334,6 @@ def _message_from_wire(reply: Any) -> WorkerMessage | None:
 
 def _break_of(error: RemoteError) -> Break:
     """Return the way in which a worker's stream ended."""
-    if error.kind == WrongIncarnation.__name__:
-        return Break.REPLACED
     if not error.unreachable:
-        return Break.DRAINING if error.kind == Draining.__name__ else Break.REFUSED
+        return REFUSALS.get(error.kind, Break.REFUSED)
     return Break.CLOSED if error.code is grpc.StatusCode.OK else Break.LOST

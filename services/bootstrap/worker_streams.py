@@ -258,6 +258,8 @@ class WorkerStream:
 
     def _read(self, message: Any) -> None:
         self._pause_s = RETELL_S
+        if message.HasField("load"):
+            self._loaded(load_from_wire(message.load))  # before refusals (`full-is-no-failure`)
         for line in message.lines:
             room: RoomId = line.room
             if line.absent:
@@ -273,8 +275,6 @@ class WorkerStream:
             elif line.HasField("refused"):
                 del self._listeners[room]
                 self._deliver(room, hearer.on_broken, refusal_from_wire(line.refused))
-        if message.HasField("load"):
-            self._loaded(load_from_wire(message.load))
 
     def _deliver(self, room: RoomId, receive: Callable[[Side, Any], None], what: object) -> None:
         """Call a room's listener. An error that it raises is logged, and ends neither the stream nor other

@@ -52,6 +52,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_worker_kv_tokens",
         "baton_prefill_queue_seconds",
         "baton_rooms_retracted_total",
+        "baton_rooms_worker_full_total",
         "baton_retraction_recomputed_tokens_total",
         "baton_prompts_computed_total",
         "baton_prompt_tokens_computed_total",

@@ -6,6 +6,9 @@ after a longer pause each time.
 
 A retracted room has not failed (`retracted-is-no-failure`). Another room follows it at once, however often
 that happens. Its workers need space for the request's tokens and for a margin.
+
+A room that a full worker refused has not failed either (`full-is-no-failure`). Its request waits for a place
+as it did before that room.
 """
 
 from dataclasses import dataclass
@@ -98,6 +101,6 @@ def margin_tokens(reason: Reason, had: int, left: int, choices: int) -> int:
     `choices` may yet draw. Without a margin, a retracted room would take the first free pages. It would then
     be retracted again, or other rooms would be.
     """
-    if REASONS[reason].is_attempt:
+    if reason is not Reason.RETRACTED:
         return 0
     return min(max(MARGIN_TOKENS, int(had * MARGIN_SHARE)), left) * choices

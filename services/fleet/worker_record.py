@@ -43,6 +43,9 @@ class Worker:
     """Number of rooms on the worker that other routers opened, by its last report."""
     reports: int = 0
     """Serial number of the worker's last report of its load."""
+    is_full: bool = field(default=False, init=False)
+    """Whether the worker has refused a room since its last report, because all its places are taken. It gets
+    no rooms before it reports again (`full-is-no-failure`)."""
     joined_ms: int = 0
     """Time of the worker's first registration, in milliseconds."""
     usage: WorkerUsage = field(init=False)
@@ -69,12 +72,13 @@ class Worker:
         self.usage = WorkerUsage(facts.tokens_max, facts.group_page_tokens or (facts.page_tokens,))
 
     def note_others(self, load: WorkerLoad) -> bool:
-        """Take the number of other routers' rooms from a report. Return whether there are fewer than before.
-        A report that is older than the last one is ignored."""
+        """Take the number of other routers' rooms from a report. Return whether the worker has more places
+        than was assumed. A report that is older than the last one is ignored."""
         if load.number <= self.reports:
             return False
-        before, self.reports, self.other_rooms = self.other_rooms, load.number, load.other_rooms
-        return self.other_rooms < before
+        before, self.reports, self.other_rooms = self.rooms_left, load.number, load.other_rooms
+        self.is_full = False
+        return self.rooms_left > before
 
     @property
     def is_serving(self) -> bool:
@@ -104,7 +108,9 @@ class Worker:
 
     @property
     def rooms_left(self) -> int:
-        return self.facts.rooms_max - self.client_rooms - self.other_rooms
+        """Number of clients' rooms that the worker may get in addition to those it has. May be negative."""
+        left = self.facts.rooms_max - self.client_rooms - self.other_rooms
+        return min(left, 0) if self.is_full else left
 
     @property
     def tokens(self) -> int:

@@ -109,6 +109,9 @@ class WorkerTable:
         worker = self.worker(incarnation)
         self._check_turns(turn_ms)
         self._renew_lease(worker, now_ms)
+        if worker.is_full and not worker.reports:  # it never reports a load
+            worker.is_full = False
+            self._loaded(worker)
         if worker.state is WorkerState.SUSPECT:
             worker.state = WorkerState.READY if worker.proven else WorkerState.JOINING
             self._changed(worker)
@@ -134,6 +137,13 @@ class WorkerTable:
             if each is not None and each.state is not WorkerState.DRAINING:
                 each.state = WorkerState.SUSPECT
                 self._changed(each)
+
+    def mark_full(self, incarnation: Incarnation) -> None:
+        """Give a worker no rooms until its next report, since it refused one for want of a place."""
+        worker = self._workers.get(incarnation)
+        if worker is not None:
+            worker.is_full = True
+            self._loaded(worker)
 
     def weigh(self, process: str, prefill: int) -> list[Worker]:
         """Set the percentage of its time that a process serving both sides spends on prefill. It counts from

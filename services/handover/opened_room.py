@@ -29,6 +29,7 @@ from baton.handover.opener_messages import (
     FirstToken,
     Leave,
     MarkAnswered,
+    MarkFull,
     MarkLocal,
     MarkRetired,
     Open,
@@ -250,11 +251,8 @@ class OpenedRoom:
                     raise PeerFault("an outcome before the room was accepted")
 
     def _go_on_with_decode(self) -> None:
-        """Record that decode computes the prompt, and that prefill has no memory for the room.
-
-        Either worker may report that first, and the other may never do. Raises PeerFault if prefill has
-        computed the prompt, or must.
-        """
+        """Record that decode computes the prompt. Either worker may report that first, and the other may
+        never do. Raises PeerFault if prefill has computed the prompt, or must."""
         if self.is_local:
             return
         if self.request.scores or self._is_counted:
@@ -288,8 +286,7 @@ class OpenedRoom:
         return side is Side.DECODE or not self.is_local
 
     def _missing(self, side: Side) -> Cause | None:
-        """Return the cause of the room's failure if a worker has completed its part without all tokens that
-        it has to send. Return None if it has sent them."""
+        """Return the cause of failure if a worker completed its part without all its tokens, or None."""
         if side is Side.PREFILL and self._merger.awaits_prefill:
             return Cause(Reason.PREFILL_LOST, "prefill worker ended the room before its first token")
         if side is Side.DECODE and not self._merger.going <= self._merger.complete_in_store():
@@ -342,7 +339,7 @@ class OpenedRoom:
         """Return the cause of the room's failure, after a worker refused the room or its stream broke. A
         worker that cannot be reached gets no rooms until it renews its lease."""
         name = f"{side.value} worker {self._workers[side]}"
-        if how in (Break.REPLACED, Break.REFUSED, Break.DRAINING):
+        if how not in (Break.CLOSED, Break.LOST):
             self._holding.discard(side)
         if how in (Break.REPLACED, Break.DRAINING, Break.LOST):
             self._requests.append(Suspect(side))
@@ -351,6 +348,9 @@ class OpenedRoom:
                 return Cause(LOST[side], f"{name} is another process now: {text}")
             case Break.REFUSED | Break.DRAINING:
                 return Cause(Reason.REFUSED, f"{name}: {text.removeprefix(f'{name}: ')}")
+            case Break.FULL:
+                self._requests.append(MarkFull(side))
+                return Cause(Reason.WORKER_FULL, f"{name} is full: {text}")
             case Break.CLOSED:
                 return Cause(LOST[side], f"{name} ended without an outcome")
             case Break.LOST:

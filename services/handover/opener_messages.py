@@ -82,6 +82,8 @@ class Break(Enum):
     """The worker refused the room, and has nothing of it."""
     DRAINING = "draining"
     """The worker refused the room, and takes no others."""
+    FULL = "full"
+    """The worker refused the room, because all its places for rooms are taken."""
 
 
 class RoomTimer(Enum):
@@ -164,6 +166,13 @@ class Suspect:
 
 
 @dataclass(slots=True)
+class MarkFull:
+    """Request to give a worker no rooms until it next reports its load."""
+
+    side: Side
+
+
+@dataclass(slots=True)
 class MarkAnswered:
     """Request to record that the client has its complete response, which the workers complete, too."""
 
@@ -216,6 +225,7 @@ OpenerRequest: TypeAlias = (
     | CountPrompt
     | MarkLocal
     | Suspect
+    | MarkFull
     | MarkAnswered
     | Stop
     | Fail

@@ -24,6 +24,9 @@ class Reason(Enum):
     LOCAL = "local"
     """Reason: the decode worker computes the prompt itself, and the room continues there. Only prefill
     workers report this, and it is no failure."""
+    WORKER_FULL = "worker_full"
+    """Reason: a worker had no place for the room, and its request waits for one again. Only the router gives
+    this reason, and it is no failure."""
     NOT_ADOPTED = "not_adopted"
     """Reason: the router could not adopt the room of another router, so it computes the answer again. Only
     that router records it, and it is no failure."""

@@ -53,7 +53,7 @@ class ReasonFacts:
     @property
     def is_attempt(self) -> bool:
         """Whether the ended room counts as an attempt, so that the next room comes after a pause
-        (`retracted-is-no-failure`)."""
+        (`retracted-is-no-failure`, `full-is-no-failure`)."""
         return self.fault is not Fault.NOBODY
 
 
@@ -72,6 +72,13 @@ REASONS: Final[Mapping[Reason, ReasonFacts]] = {
         is_failure=False,
         is_counted=False,
         ends_room=False,
+    ),
+    Reason.WORKER_FULL: ReasonFacts(
+        Fault.NOBODY,
+        "Nothing is wrong here: all places of the worker were taken, by rooms of other bootstraps that this"
+        " one did not know of yet. The request waits for a place again.",
+        is_failure=False,
+        is_counted=False,
     ),
     Reason.NOT_ADOPTED: ReasonFacts(
         Fault.CALLER,

@@ -116,14 +116,14 @@ class Reporter:
 
     def failed(self, room: RoomId, cause: Cause) -> None:
         """Report the cause of a failed room to its timeline, to the log and to its trace. The timeline gets
-        no line if the room was retracted or its prompt left to decode."""
+        no line if the room has not failed (`is_attempt`)."""
         if REASONS[cause.reason].is_attempt:
             self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
             log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
         elif cause.reason is Reason.LOCAL:
             log.debug("prompt left to decode", room=room, cause=cause.text)
         else:
-            log.debug("room retracted", room=room, cause=cause.text)
+            log.debug("room ended without a failure", room=room, reason=cause.reason.value, cause=cause.text)
         self._spans.fail(room, cause)
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:

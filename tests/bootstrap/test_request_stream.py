@@ -18,11 +18,11 @@ from baton.fleet.worker_record import WorkerState
 from baton.handover import opened_room
 from baton.ids import Incarnation, RoomId
 from baton.pages.block_hashes import BLOCK_TOKENS, hash_blocks
-from baton.rooms.errors import Cause, Reason, RosterFull
+from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS, Fault
 from baton.rooms.request import Request, Sampling
-from baton.wire.errors import Draining, WrongIncarnation
+from baton.wire.errors import Draining, MailboxFull, WrongIncarnation
 from tests.bootstrap.scripted import (
     CANARY,
     LENGTH,
@@ -458,7 +458,7 @@ async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one
 
 async def test_a_refusal_is_retried_like_any_other_failure() -> None:
     async with house(rooms_max=2) as at:
-        at.prefill.scripts = [[RosterFull("all places are taken")], prefills()]
+        at.prefill.scripts = [[MailboxFull("too many commands wait")], prefills()]
         at.decode.scripts, at.decode.script = [[accepted(D)]], decodes()
         assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "length")
 

@@ -12,8 +12,9 @@ from baton.fleet.room_entry import RoomPhase
 from baton.fleet.worker_record import WorkerState
 from baton.handover import opened_room
 from baton.ids import RoomId
-from baton.rooms.errors import Cause, Reason, RosterFull
+from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
+from baton.wire.errors import MailboxFull
 from tests.bootstrap.scripted import LENGTH, House, accepted, asked, ended, first, house, read, tokens
 from tests.wire.servers import until
 
@@ -59,7 +60,7 @@ async def test_the_first_token_comes_from_prefill_and_does_not_wait_for_decode(a
         ([RuntimeError("a bug")], [], "prefill_lost"),
         ([accepted(P), ended(P, Cause(Reason.ENGINE_FAILED, "NaN"))], [accepted(D)], "engine_failed"),
         ([accepted(P)], [accepted(D), ended(D, Cause(Reason.RECORD_CORRUPT, "torn"))], "record_corrupt"),
-        ([accepted(P)], [RosterFull("all places are taken")], "refused"),
+        ([accepted(P)], [MailboxFull("too many commands wait")], "refused"),
     ],
     ids=[
         "prefill ends at once",
@@ -156,12 +157,12 @@ async def test_zero_at_idle_a_worker_that_comes_back_is_told_what_ended_while_it
 
 
 async def test_a_refused_room_is_waited_for_on_the_other_side_alone(at: House) -> None:
-    at.prefill.script, at.decode.script = [RosterFull("all places are taken")], [accepted(D)]
+    at.prefill.script, at.decode.script = [MailboxFull("too many commands wait")], [accepted(D)]
     at.prefill.absent = {1}
     assert await read(await at.backend.generate(asked())) == ([], "refused")
     cause = at.entry().cause
     assert cause is not None
-    assert "prefill worker prefill-0: all places are taken" in cause.text
+    assert "prefill worker prefill-0: too many commands wait" in cause.text
     await until(lambda: at.decode.cancels.get(1) == "refused")
     await until(lambda: set(at.entry().waiting_for) == {D})
     at.decode.cancelled.set()

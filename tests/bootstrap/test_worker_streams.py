@@ -66,7 +66,9 @@ class ScriptedPrefill(inference_pb2_grpc.PrefillServiceServicer):
         reading = asyncio.create_task(read())
         try:
             while (lines := await self.says.get()) is not None:
-                yield rooms_reply(inference_pb2.RunRoomsReply(), lines)  # type: ignore[arg-type]
+                refuses = any(isinstance(reply, inference_pb2.Refused) for _, reply in lines)
+                load = rooms_pb2.WorkerLoad(number=1) if refuses else None
+                yield rooms_reply(inference_pb2.RunRoomsReply(load=load), lines)  # type: ignore[arg-type]
         finally:
             reading.cancel()
             self.ended += 1
@@ -229,6 +231,16 @@ async def test_nothing_is_heard_behind_an_outcome_or_a_refusal(at: At) -> None:
         False,
     )
     assert at.links.rooms() == 1
+
+
+async def test_a_refusal_comes_behind_the_load_that_its_message_has(at: At) -> None:
+    """The load explains the refusal. It must not count as a later report of the worker."""
+    at.open(1)
+    known: list[int] = []
+    at.ears[1].on_broken = lambda *_: known.append(len(at.loads))  # type: ignore[method-assign]
+    refused = inference_pb2.Refused(code=8, kind="RosterFull", text="all places are taken")
+    at.say((1, refused))
+    await until(lambda: known == [1])
 
 
 async def test_malformed_is_contained_what_one_room_cannot_take_does_not_reach_the_others(at: At) -> None:

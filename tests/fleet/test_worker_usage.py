@@ -10,7 +10,7 @@ from baton.fleet.need import GROWN_TOKENS, Need
 from baton.fleet.placement import LOOKS_MAX
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry
-from baton.fleet.worker_record import Worker
+from baton.fleet.worker_record import Worker, WorkerState
 from baton.fleet.worker_usage import WAITING_MIN, WAITING_SHARE, WorkerUsage
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import NoCapacity
@@ -420,4 +420,32 @@ def test_rooms_that_other_routers_opened_take_places_too() -> None:
     with pytest.raises(NoCapacity):
         stack.place(NEED)
     assert stack.update_load(D.incarnation, load(number=3, other_rooms=1), 0), "a request may fit now"
+    stack.place(NEED)
+
+
+def test_full_is_no_failure_a_worker_that_refused_a_room_gets_none_before_its_next_report() -> None:
+    stack = stack_of(replace(D, rooms_max=3))
+    for side, facts in ((Side.PREFILL, P), (Side.DECODE, D)):
+        assert not stack.update_load(facts.incarnation, load(number=5), 0)
+        refused = sent(stack)
+        stack.mark_full(facts.incarnation)
+        stack.side_retired(refused.id, side)
+        assert stack.all_full
+        with pytest.raises(NoCapacity) as lacks:
+            stack.place(NEED)
+        assert lacks.value.side is side
+        assert stack.worker(facts.incarnation).state is WorkerState.READY
+        stack.update_load(facts.incarnation, load(number=5), 0)
+        stack.renew(facts.incarnation, 0)
+        assert stack.all_full, "that is the report that came with the refusal"
+        assert stack.update_load(facts.incarnation, load(number=6), 0) or side is Side.PREFILL
+        stack.place(NEED)
+    stack.mark_full(Incarnation(999))  # it has left
+
+
+def test_a_full_worker_that_never_reports_a_load_is_tried_again_when_it_renews_its_lease() -> None:
+    stack = stack_of(D)
+    stack.mark_full(D.incarnation)
+    assert stack.all_full
+    stack.renew(D.incarnation, 0)
     stack.place(NEED)

@@ -24,6 +24,7 @@ from baton.handover.opener_messages import (
     Leave,
     MarkAdopted,
     MarkAnswered,
+    MarkFull,
     MarkLocal,
     MarkNotAdopted,
     MarkRetired,
@@ -393,6 +394,12 @@ def test_a_worker_that_the_end_of_an_answered_room_reached_ends_nothing() -> Non
         ),
         (Break.REFUSED, Reason.REFUSED, "decode worker decode-0: why", [MarkRetired(D)]),
         (Break.DRAINING, Reason.REFUSED, "decode worker decode-0: why", [Suspect(D), MarkRetired(D)]),
+        (
+            Break.FULL,
+            Reason.WORKER_FULL,
+            "decode worker decode-0 is full: why",
+            [MarkFull(D), MarkRetired(D)],
+        ),
     ],
 )
 def test_a_broken_stream_ends_the_room(
@@ -401,7 +408,7 @@ def test_a_broken_stream_ends_the_room(
     """A worker that cannot serve other rooms is avoided, and one that never got this room is not awaited."""
     room = started()
     taken = room.broken(D, how, "why") + room.broken(P, Break.CLOSED)
-    assert [each for each in taken if isinstance(each, Suspect | MarkRetired)] == requests
+    assert [each for each in taken if isinstance(each, Suspect | MarkFull | MarkRetired)] == requests
     assert room.ends == [Fail(Cause(reason, text))]
     assert (room.room.reporter, room.timers) == (D, set())
 

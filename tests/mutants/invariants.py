@@ -21,7 +21,8 @@ scored-is-computed scored-once stream-is-prefix
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends each-is-released zero-at-idle
 honest-health canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load
-retracted-is-no-failure no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
+retracted-is-no-failure full-is-no-failure no-blocking live-is-not-lost reconnect rejected-stays-out
+bounded-admission
 placed-by-use log-is-tree kept-at-home weight-is-no-state drain-keeps-promises zero-page-hand-over
 oldest-goes-on memory-as-used drafts-make-way stall-is-no-work counted-work
 silence-is-spoken given-is-taken text-is-not-token

@@ -67,6 +67,7 @@ def test_what_is_no_failure_is_its_callers_doing_or_nobodys() -> None:
     assert {each for each, facts in REASONS.items() if not facts.is_failure} == {
         Reason.RETRACTED,
         Reason.LOCAL,
+        Reason.WORKER_FULL,
         Reason.NOT_ADOPTED,
         Reason.ANSWERED,
         Reason.CLIENT_GONE,
@@ -83,6 +84,7 @@ def test_only_what_takes_nothing_from_a_client_is_not_counted() -> None:
     assert [each for each, facts in REASONS.items() if not facts.is_counted] == [
         Reason.RETRACTED,
         Reason.LOCAL,
+        Reason.WORKER_FULL,
         Reason.NOT_ADOPTED,
         Reason.ANSWERED,
     ]
@@ -92,9 +94,9 @@ def test_what_is_nobodys_fault_is_no_failure_and_any_failure_of_the_same_turn_is
     """Ranks agree on the reason that is listed last. A room that one rank retracts and another one fails has
     failed."""
     nobodys = [each for each, facts in REASONS.items() if not facts.is_attempt]
-    assert nobodys == [Reason.RETRACTED, Reason.LOCAL] == list(Reason)[: len(nobodys)]
+    assert nobodys == [Reason.RETRACTED, Reason.LOCAL, Reason.WORKER_FULL] == list(Reason)[: len(nobodys)]
     assert not any(REASONS[each].is_failure or REASONS[each].is_counted for each in nobodys)
-    assert [each for each in nobodys if REASONS[each].is_retried] == [Reason.RETRACTED]
+    assert [each for each in nobodys if REASONS[each].is_retried] == [Reason.RETRACTED, Reason.WORKER_FULL]
 
 
 def test_a_room_goes_on_with_one_worker_only_where_that_computes_it_all() -> None:

@@ -1,6 +1,7 @@
 """One incarnation of the bootstrap, wired of the product's own parts as `wiring.py` wires them."""
 
 import asyncio
+from collections import Counter
 from functools import partial
 from typing import Any, Final
 
@@ -13,11 +14,14 @@ from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary, canary_pro
 from baton.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
 from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
+from baton.fleet.need import Need
+from baton.fleet.placement import Pair
 from baton.fleet.registry import Registry
-from baton.fleet.room_entry import RoomPhase
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.request import Request
+from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels
 from baton.wire.liveness import LivenessProbe
@@ -38,11 +42,44 @@ CANARY: Final = Request(REQUEST_ID, canary_prompt(RoomId(0)), OUTPUT_TOKENS, ign
 LIVE: Final = frozenset({RoomPhase.OPEN, RoomPhase.STREAMING})
 
 
+class WatchedRegistry(Registry):
+    """The bootstrap's registry, with the check that a worker which refused a room for want of a place gets no
+    other before its next report (`full-is-no-failure`). So a request gets at most one refusal of a worker
+    between two of its reports."""
+
+    tell_world: World
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.full: set[Incarnation] = set()
+        """Workers that have refused a room for want of a place since their last report."""
+        self._numbers = Counter[Incarnation]()
+        """Number of the last report of each worker."""
+
+    def update_load(self, incarnation: Incarnation, load: WorkerLoad, now_ms: int) -> bool:
+        if load.number > self._numbers[incarnation]:
+            self._numbers[incarnation] = load.number
+            self.full.discard(incarnation)
+        return super().update_load(incarnation, load, now_ms)
+
+    def open_room(self, request_id: str, pair: Pair, need: Need, now_ms: int, **more: Any) -> RoomEntry:
+        entry = super().open_room(request_id, pair, need, now_ms, **more)
+        for worker in entry.workers:
+            if worker.incarnation in self.full and not entry.canary:
+                text = (
+                    f"room {entry.id} is placed on {worker.name}, which was full and has not reported since"
+                )
+                trace, now_s = self.tell_world.trace, self.tell_world.loop.time()
+                trace.violate(now_s, "full-is-no-failure", text, entry.id)
+        return entry
+
+
 class WatchedRooms(RoomController):
     """The bootstrap's rooms, with checks that none waits for a timer where news exists
     (`terminal-reaches-peer`) and that no live worker that reports is lost (`live-is-not-lost`)."""
 
     tell_world: World
+    watched: WatchedRegistry
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
         world = self.tell_world
@@ -59,6 +96,9 @@ class WatchedRooms(RoomController):
             trace, now_s = self.tell_world.trace, self.tell_world.loop.time()
             text = f"room {room} ends by its deadline ({cause.text}): its {late} was known to be gone"
             trace.violate(now_s, "terminal-reaches-peer", text, room)
+        if entry.phase in LIVE and cause.reason is Reason.WORKER_FULL:
+            refused = (entry.worker(side) for side in entry.sides if cause.text.startswith(side.value))
+            self.watched.full.update(worker.incarnation for worker in refused)
         super().fail(room, cause)
 
 
@@ -74,7 +114,7 @@ class SimulatedBootstrap:
         self.metrics = CollectorRegistry()
         metrics = BootstrapMetrics(self.metrics)
         self._first_room = world.rng.getrandbits(61) | 1
-        self.registry = Registry(
+        self.registry = WatchedRegistry(
             model=WHOLE.model,
             first_room=self._first_room,
             lease_ms=LEASE_MS,
@@ -90,7 +130,8 @@ class SimulatedBootstrap:
             QUEUE_MS,
             presence=LivenessProbe(self._channels, partial(world.network.is_listening, self.process.host)),
         )
-        self.rooms.tell_world = world
+        self.rooms.tell_world = self.registry.tell_world = world
+        self.rooms.watched = self.registry
         queued = self.rooms.admission.queued_by_class, self.rooms.admission.queued_by_side
         self.metrics.register(RegistryCollector(self.registry, *queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)

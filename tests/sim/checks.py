@@ -13,6 +13,7 @@ from baton.pages.pool import PageState
 from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import Reason
 from baton.rooms.phases import Phase
+from baton.rooms.timeline import BOOTSTRAP, Moment
 from baton.transfer.transfer_protocol import Transfer
 from tests.decode.links import asking, closing, needed
 from tests.sim.rank import World
@@ -34,8 +35,6 @@ TROUBLE: Final = DEATHS | SILENCE | LOSSES | {"bootstrap crash"}
 
 HUSHED: Final = SILENCE - {STALL} | LOSSES | {"bootstrap crash"}
 """Troubles that keep a worker's messages from the bootstrap. Delays are not among them."""
-
-FULL: Final = "places for rooms are taken"
 
 QUIET: Final = DEATHS - {"rank pause"} | WRITES | FLIPS | {"step failed", "rank abort", "cancel", "storm"}
 """Troubles that keep no news from anyone."""
@@ -94,8 +93,10 @@ NAMED: Final = {
     Reason.PAGES_CORRUPT.value: "stale-never-served",
     Reason.DEADLINE.value: "room-ends",
     Reason.RETRACTED.value: "retracted-is-no-failure",
+    Reason.WORKER_FULL.value: "full-is-no-failure",
 }
 """Reasons that no fault of the simulation explains, and the invariant that each shows broken."""
+NO_FAILURES: Final = (Reason.RETRACTED, Reason.WORKER_FULL)
 
 
 def explained(reason: str, faults: "Counter[str]") -> bool:
@@ -149,8 +150,6 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
                 found.append(("kept-at-home", text, entry.id))
             if cause is None or not entry.has_failed or explained(cause.reason.value, own):
                 continue
-            if len(platform.present) > 1 and FULL in cause.text:
-                continue  # by rooms of another bootstrap, which this one learns of later
             text = f"room {entry.id} failed, and nothing that happened explains it: {cause.reason.value}"
             found.append((broken_by(cause.reason.value, own), f"{text}: {cause.text}", entry.id))
     return found
@@ -168,24 +167,31 @@ def _passed_on(entry: RoomEntry) -> bool:
     return any(event.name == "first token passed on" for event in entry.events)
 
 
-def _is_retracted(entry: RoomEntry) -> bool:
-    return entry.cause is not None and entry.cause.reason is Reason.RETRACTED
+def _is_no_failure(entry: RoomEntry) -> bool:
+    """Return whether a room was retracted, or refused by a full worker, so that it costs no attempt."""
+    return entry.cause is not None and entry.cause.reason in NO_FAILURES
 
 
-def mistaken(platform: "Platform") -> list[tuple[str, int]]:
-    """Retractions that are taken for failures (`retracted-is-no-failure`): a text, and the room if it is
-    one."""
-    found = [
-        (f"room {entry.id} was retracted, and is filed as failed", int(entry.id))
-        for bootstrap in platform.bootstraps
-        for entry in bootstrap.registry.rooms()
-        if _is_retracted(entry) and entry.has_failed
-    ]
+def _is_told_as_failed(entry: RoomEntry) -> bool:
+    told = {event.name for event in entry.events if event.source == BOOTSTRAP}
+    return entry.has_failed or not told.isdisjoint({Moment.FAILED, Moment.RETRIED})
+
+
+def mistaken(platform: "Platform") -> list[tuple[str, str, int]]:
+    """Retractions and refusals of full workers that are taken for failures: the invariant, a text, and the
+    room if it is one."""
+    found: list[tuple[str, str, int]] = []
     for bootstrap in platform.bootstraps:
-        labels = {"reason": Reason.RETRACTED.value}
-        counted = bootstrap.metrics.get_sample_value("baton_rooms_failed_total", labels)
-        if counted:
-            found.append((f"{counted:g} retractions are counted as failed rooms", 0))
+        for reason in NO_FAILURES:
+            law, word = NAMED[reason.value], reason.value
+            found += [
+                (law, f"room {entry.id} ended as {word}, and is filed or told as failed", entry.id)
+                for entry in bootstrap.registry.rooms()
+                if entry.cause is not None and entry.cause.reason is reason and _is_told_as_failed(entry)
+            ]
+            for metric in ("baton_rooms_failed_total", "baton_request_retries_total"):
+                if counted := bootstrap.metrics.get_sample_value(metric, {"reason": word}):
+                    found.append((law, f"{counted:g} rooms that ended as {word} are counted in {metric}", 0))
     return found
 
 
@@ -204,9 +210,9 @@ def amplified(platform: "Platform", faults: "Counter[str]", sent: int) -> list[t
         for entry in entries.values():
             rooms, failed = 0, entry
             while (last := entries.get(failed.retry_of or RoomId(0))) is not None and not _passed_on(last):
-                rooms, failed = rooms + (not _is_retracted(last)), last
+                rooms, failed = rooms + (not _is_no_failure(last)), last
             before = None if entry.retry_of is None else entries.get(entry.retry_of)
-            if before is None or _is_retracted(before):
+            if before is None or _is_no_failure(before):
                 continue
             paused_ms = entry.opened_ms - before.closing_ms
             if rooms >= ROOMS_MAX:

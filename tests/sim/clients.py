@@ -12,7 +12,7 @@ from baton.api.backend import Hangup, NoWorker, Overloaded, RoomFailed
 from baton.rooms.choice_pages import longest_of
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.request import Request, Sampling, TokenBatch
-from tests.sim.bootstrap import SimulatedBootstrap
+from tests.sim.bootstrap import QUEUE_MS, SimulatedBootstrap
 from tests.sim.checks import broken_by, explained
 from tests.sim.engine import PAGE_TOKENS, REPEATS, VOCABULARY, answer
 from tests.sim.platform import Platform
@@ -22,6 +22,7 @@ from tests.sim.rank import World
 END_S: Final = 75.0
 """Time in which every client's request ends, whatever happens, seconds: the queue's timeout, the request's,
 and a margin."""
+QUEUE_FULL: Final = "the queue for workers is full"
 TRIES: Final = 8
 TENANTS: Final = (b"one", b"one", b"another")
 """Tenants of the clients. Requests of several classes wait in the share of each."""
@@ -98,6 +99,7 @@ class Clients:
 
     async def ask(self, bootstrap: SimulatedBootstrap, client: Client) -> None:
         """Serve one request in the bootstrap's process, as the HTTP API's handler does."""
+        began_s = self._world.loop.time()
         try:
             stream = await bootstrap.backend.generate(client.request)
         except Overloaded:
@@ -122,6 +124,17 @@ class Clients:
                         return
                     stream.end_choice(batch.choice)
             client.outcome = "answered"
+        except Overloaded as error:
+            client.outcome = "overloaded"
+            waited_s = self._world.loop.time() - began_s
+            if waited_s < QUEUE_MS / 1000 and QUEUE_FULL not in str(error):
+                text = (
+                    f"a client was refused {waited_s:.3f} s after it came, since a worker was full: {error}"
+                )
+                self._world.trace.violate(self._world.loop.time(), "full-is-no-failure", text)
+        except NoWorker as error:
+            client.outcome = "no worker"
+            self._explain("no worker", str(error))
         except RoomFailed as error:
             client.outcome = error.reason.value
             self._explain(client.outcome, str(error))

@@ -233,7 +233,8 @@ STAGELESS: Final = (ONE, Topology(2), Topology(4))
 """Topologies of a decode worker. None has pipeline stages, since the page sums of stages would have to be
 told apart."""
 SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
-    "routers": {"bootstraps": (2, 2, 3)},
+    # Few places, which the bootstraps fill with rooms that the others do not know of yet.
+    "routers": {"bootstraps": (2, 2, 3), "places": (2, 4, 12)},
     "choices": {"several": (0.5, 0.9)},
     "drafts": {
         "drafts_by": (2, 8),

@@ -168,8 +168,8 @@ class _Scene:
         sent = sum(self._world.network.sent[method] for method in ("RunRooms", "StreamRooms"))
         for text, room in amplified(self._platform, self._world.trace.faults, sent):
             self._violate("failure-adds-no-load", text, room)
-        for text, room in mistaken(self._platform):
-            self._violate("retracted-is-no-failure", text, room)
+        for invariant, text, room in mistaken(self._platform):
+            self._violate(invariant, text, room)
         for text in dirty(self._platform):
             self._violate("slot-zero", text)
 

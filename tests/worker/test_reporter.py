@@ -89,7 +89,8 @@ async def running(reporter: Reporter, holds: Any) -> None:
 @pytest.mark.parametrize(
     ("reason", "told"),
     [
-        (Reason.RETRACTED, ("DEBUG", "room retracted")),
+        (Reason.RETRACTED, ("DEBUG", "room ended without a failure")),
+        (Reason.WORKER_FULL, ("DEBUG", "room ended without a failure")),
         (Reason.LOCAL, ("DEBUG", "prompt left to decode")),
         (Reason.ENGINE_FAILED, ("INFO", "room failed")),
     ],

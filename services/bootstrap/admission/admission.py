@@ -62,7 +62,7 @@ class Admission:
         self._clock = clock
         self._timelines = timelines
         self._metrics = metrics
-        self._queue_timeout_ms = queue_timeout_ms
+        self.queue_timeout_s = queue_timeout_ms / 1000
         self.expected = WaitEstimator(queue_timeout_ms, max_wait_ms)
         """Estimator of how long requests will wait. Streams of rooms report their progress to it."""
         self._line: FairQueue[WaitingRequest] = FairQueue()
@@ -103,8 +103,8 @@ class Admission:
         `arrived_ms`: arrival by the wall clock, None for now. `may_be_local`, `scores`: as in `Need`.
 
         `retry`: given for a request that had a room. It comes before new requests, and is not counted with
-        them: as many again may wait. It waits until its caller gives up, also for a side to get a ready
-        worker. A new request waits for that only if a worker is expected.
+        them: as many again may wait. It waits until `Retry.until_s`, also for a side to get a ready worker. A
+        new request waits for that only if a worker is expected.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError if no pair had space in time. NotInTime, a QueueFull,
         is raised at once if that is to be expected.
@@ -225,8 +225,9 @@ class Admission:
         """Open the next room of a request whose room ended, after its pause and a wait for a ready worker."""
         self.promises.withdraw(retry.room)
         with one_more(self.retrying, retry.room), self.promises.pause(retry.returns_to):
-            await asyncio.sleep(retry.pause_s)
-            return await self._open_when_ready(request, retry)
+            async with asyncio.timeout_at(retry.until_s):
+                await asyncio.sleep(retry.pause_s)
+                return await self._open_when_ready(request, retry)
 
     async def _open_when_ready(self, request: PlacementRequest, retry: Retry) -> RoomEntry:
         until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
@@ -284,7 +285,7 @@ class Admission:
         """Reserve a decode worker for a retracted request during this scan of the queue, unless only prefill
         lacks space."""
         need, retry = waiting.request.need, waiting.request.retry
-        if retry is not None and not retry.is_attempt and lacks.side is not Side.PREFILL:
+        if retry is not None and retry.is_retracted and lacks.side is not Side.PREFILL:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
     def _serve(self, one: QueueEntry[WaitingRequest]) -> NoCapacity | None:
@@ -342,7 +343,7 @@ class Admission:
     async def _turn(self, waiting: WaitingRequest) -> RoomEntry:
         opened, is_new = waiting.opened, waiting.request.retry is None
         try:
-            async with asyncio.timeout(self._queue_timeout_ms / 1000 if is_new else None):
+            async with asyncio.timeout(self.queue_timeout_s if is_new else None):
                 return await opened
         except TimeoutError:
             if opened.cancelled():
@@ -389,8 +390,8 @@ class Admission:
         if retry is None:
             self._timelines.report(entry.id, Moment.OPENED, where)
         else:
-            detail = f"{where}, for room {retry.room}: {retry.reason.value}"
-            self._timelines.report(entry.id, Moment.OPENED, detail)
+            reason = Reason.WORKER_FULL if retry.is_refused else retry.reason
+            self._timelines.report(entry.id, Moment.OPENED, f"{where}, for room {retry.room}: {reason.value}")
             if retry.is_attempt:
                 self._timelines.report(retry.room, Moment.RETRIED, f"as room {entry.id} {where}")
                 self._metrics.retried(retry.reason)

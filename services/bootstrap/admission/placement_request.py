@@ -29,6 +29,8 @@ class Retry:
 
     room: RoomId
     reason: Reason
+    """Reason for which the room ended. After a refusal (`is_refused`): the reason of the last room that was
+    not refused, if there was one."""
     avoid: frozenset[Incarnation]
     """Incarnations of workers on which the request is placed only if there are no others."""
     wait_s: float | None
@@ -45,11 +47,22 @@ class Retry:
     """Decode worker that retracted the request's last room, or retracted an earlier one and had the last. It
     serves the request to its end even while it drains."""
 
+    is_refused: bool = False
+    """Whether a full worker refused the request's last room. The request waits for what it waited for before
+    that room."""
+    until_s: float | None = None
+    """Time of the event loop in seconds at which the wait for workers ends. None: its caller ends it."""
+
     @property
     def is_attempt(self) -> bool:
-        """Whether the request's last room failed, so that it counts as an attempt. A retracted (preempted)
-        room has not failed."""
-        return REASONS[self.reason].is_attempt
+        """Whether the request's last room failed, so that it counts as an attempt. A retracted (preempted) or
+        refused room has not failed."""
+        return not self.is_refused and REASONS[self.reason].is_attempt
+
+    @property
+    def is_retracted(self) -> bool:
+        """Whether the request had a room that was retracted (preempted), and it waits to go on."""
+        return self.reason is Reason.RETRACTED
 
 
 @dataclass(slots=True)

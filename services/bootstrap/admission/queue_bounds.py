@@ -59,7 +59,7 @@ class QueueBounds:
         else:
             # A retracted request is never rejected. There are at most as many as had a room.
             others = line.retried - 1 + hoping
-            is_full = others >= self._max_queue and request.retry.is_attempt
+            is_full = others >= self._max_queue and not request.retry.is_retracted
         if is_full:
             raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
         self._expected.look(now_ms, len(line), line.in_class)
@@ -72,7 +72,7 @@ class QueueBounds:
     def may_wait_for_ready(self, retry: Retry) -> bool:
         """Return whether a request whose last room ended may wait for a side to have a ready worker."""
         others = self._line.retried + self._ready_wait.total()
-        return not retry.is_attempt or others < self._max_queue
+        return retry.is_retracted or others < self._max_queue
 
     def reject_late(self) -> None:
         """Reject requests, the newest of the lowest class first, as long as the last one is expected to wait

@@ -7,7 +7,7 @@ bars are drawn for all of them. Evidence and votes of a rank are taken from its 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from baton.bootstrap.timeline.lanes import CLIENT
+from baton.bootstrap.timeline.lanes import CLIENT, ENDED_EARLY
 from baton.bootstrap.timeline.pauses import PAUSED
 from baton.bootstrap.timeline.retry_chains import BETWEEN
 from baton.bootstrap.timeline.timeline_schema import Activity, Arrow, Bar, Lane, Line
@@ -25,6 +25,7 @@ BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
         Moment.ANSWERED: (Activity.CLOSE, "waits until both workers have given everything back"),
         Moment.FAILED: (Activity.CLOSE, "waits until both workers have given everything back"),
         Moment.RETRACTED: (Activity.CLOSE, "waits until both workers have given everything back"),
+        Moment.WORKER_FULL: (Activity.CLOSE, "waits until both workers have given everything back"),
     },
     Side.PREFILL.value: {
         Moment.ACCEPTED: (Activity.WAIT, "waits for a destination"),
@@ -106,7 +107,6 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Arrow]:
 
 
 ENDED: Final = (Activity.CLOSE, "")
-ENDED_EARLY: Final = (Moment.FAILED, Moment.RETRACTED)
 Named = TypeVar("Named", Line, Event)
 LAST_WORDS: Final = (*BETWEEN, Moment.FAILED)
 """Events that end a request. The router writes them into the timeline of its last room. If there are several,

@@ -14,6 +14,9 @@ RANKS_SHOWN_MAX: Final = 64
 """Most ranks of one worker that get a lane in the drawing. Lines of the other ranks are only in the list of
 lines."""
 
+ENDED_EARLY: Final = (Moment.FAILED, Moment.RETRACTED, Moment.WORKER_FULL)
+"""Events of a room that ended before its request was answered."""
+
 KINDS: Final[Mapping[str, LineKind]] = {
     Moment.LANDED: LineKind.EVIDENCE,
     Moment.WRITTEN: LineKind.EVIDENCE,
@@ -30,6 +33,7 @@ KINDS: Final[Mapping[str, LineKind]] = {
     Moment.FILED: LineKind.END,
     Moment.OPENED: LineKind.MOVE,
     Moment.RETRACTED: LineKind.MOVE,
+    Moment.WORKER_FULL: LineKind.MOVE,
     Moment.GOES_ON: LineKind.MOVE,
     Moment.RETRIED: LineKind.MOVE,
     Moment.DESTINATION_KNOWN: LineKind.MOVE,

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from baton.bootstrap.timeline.retry_chains import BETWEEN, was_retracted
+from baton.bootstrap.timeline.retry_chains import BETWEEN
 from baton.bootstrap.timeline.timeline_schema import Line
 from baton.fleet.room_entry import RoomEntry
+from baton.rooms.errors import Reason
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 PAUSED: Final = "paused: the worker needed its pages"
@@ -51,6 +52,7 @@ def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) 
     for entry in rooms:
         room = str(entry.id)
         began_ms = written.get((room, Moment.RETRACTED))
-        if began_ms is not None and was_retracted(entry) and room not in within:
+        retracted = entry.cause is not None and entry.cause.reason is Reason.RETRACTED
+        if began_ms is not None and retracted and room not in within:
             pauses.append(Pause(room, max(end_ms(room) - began_ms, 0.0)))
     return pauses

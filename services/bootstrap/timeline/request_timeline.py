@@ -9,7 +9,7 @@ from baton.bootstrap.timeline.aligned_clock import AlignedClock
 from baton.bootstrap.timeline.drawing import bars_of, client_bars, last_word, links_of
 from baton.bootstrap.timeline.lanes import lanes_of, lines_of
 from baton.bootstrap.timeline.pauses import pauses_of
-from baton.bootstrap.timeline.retry_chains import Chain, is_paused, was_retracted
+from baton.bootstrap.timeline.retry_chains import Chain, is_paused, was_interrupted, was_refused
 from baton.bootstrap.timeline.stages import stages_of
 from baton.bootstrap.timeline.text import format_ms, headline, why
 from baton.bootstrap.timeline.timeline_schema import (
@@ -127,26 +127,28 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
         return State.ANSWERED
     if last.cause.reason is Reason.CLIENT_GONE:
         return State.GONE
-    if was_retracted(last):
+    if was_interrupted(last):
         ended = last_word(event for event in last.events if event.source == BOOTSTRAP)
         return State.ANSWERED if ended is None else UNPAUSED.get(ended.name, State.ANSWERED)
     return State.FAILED if last.has_failed else State.ANSWERED
 
 
 UNPAUSED: Final[Mapping[str, State]] = {Moment.NOT_RETRIED: State.FAILED, Moment.GIVEN_UP: State.GONE}
-"""Final state of a request whose last room was retracted (preempted), by the event that ended the request."""
+"""Final state of a request whose last room was retracted (preempted) or refused by a full worker, by the
+event that ended the request."""
 
 
 def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
     """Return the cause for which a request was not answered, or None if it was answered."""
     if state is State.ANSWERED:
         return None
-    if state is State.FAILED and was_retracted(last):
+    if state is State.FAILED and was_interrupted(last):
+        before = "A worker was full" if was_refused(last) else "Its decode worker needed its pages"
         return CauseInfo(
             Moment.NOT_RETRIED.value,
             _detail(last.events, Moment.NOT_RETRIED),
-            "Its decode worker needed its pages, and in its time no pair of workers had space for it to go"
-            " on. Look at the workers, and at the queue.",
+            f"{before}, and in its time no pair of workers had space for it to go on. Look at the workers,"
+            " and at the queue.",
         )
     return why(last.cause)
 

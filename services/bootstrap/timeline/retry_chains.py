@@ -14,7 +14,7 @@ from typing import Final
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.ids import RoomId
-from baton.rooms.errors import UnknownRoom
+from baton.rooms.errors import Reason, UnknownRoom
 from baton.rooms.reasons import REASONS, Fault
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
@@ -115,13 +115,20 @@ class RetryChains:
         return [*rest, best][-ROOMS_PER_REQUEST_MAX:]
 
 
-def was_retracted(entry: RoomEntry) -> bool:
+def was_interrupted(entry: RoomEntry) -> bool:
+    """Return whether a room ended without a failure, so that its request goes on: it was retracted, or a full
+    worker refused it."""
     return entry.cause is not None and not REASONS[entry.cause.reason].is_attempt
 
 
+def was_refused(entry: RoomEntry) -> bool:
+    """Return whether a full worker refused a room."""
+    return entry.cause is not None and entry.cause.reason is Reason.WORKER_FULL
+
+
 def is_paused(entry: RoomEntry) -> bool:
-    """Return whether a request's last room was retracted, and another room is to follow."""
-    return was_retracted(entry) and not _has_event(entry, *BETWEEN)
+    """Return whether a request's last room was retracted or refused, and another room is to follow."""
+    return was_interrupted(entry) and not _has_event(entry, *BETWEEN)
 
 
 def _has_event(entry: RoomEntry, *words: Moment) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
+from baton.bootstrap.timeline.lanes import ENDED_EARLY
 from baton.bootstrap.timeline.pauses import PAUSED, Pause
 from baton.bootstrap.timeline.timeline_schema import Line, RequestStep
 from baton.fleet.room_entry import RoomEntry
@@ -50,7 +51,7 @@ def stages_of(entry: RoomEntry, lines: Sequence[Line], pauses: Sequence[Pause] =
     first: dict[tuple[str, str], float] = {}
     for line in lines:
         first.setdefault((line.lane, line.name), line.at_ms)
-    failed_ms = min(first.get((B, word), inf) for word in (Moment.FAILED, Moment.RETRACTED))
+    failed_ms = min(first.get((B, word), inf) for word in ENDED_EARLY)
     for text, (role, name), (to_role, to_name), counts in LOCAL_STAGES if entry.is_local else STAGES:
         if role not in names or to_role not in names:
             continue

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from baton.bootstrap.timeline.pauses import Pause
-from baton.bootstrap.timeline.retry_chains import was_retracted
+from baton.bootstrap.timeline.retry_chains import was_interrupted, was_refused
 from baton.bootstrap.timeline.timeline_schema import CauseInfo, State
 from baton.fleet.room_entry import RoomEntry
 from baton.rooms.errors import Cause
@@ -42,7 +42,10 @@ def headline(
     """
     last = rooms[-1]
     cause = last.cause.text if last.cause is not None else ""
-    if was_retracted(last):
+    waits = "to go on"
+    if was_refused(last):
+        waits = f"for a place again, since {cause}"
+    if was_interrupted(last):
         cause = said
     first = "" if first_ms is None else f"; the first token came after {format_ms(first_ms)}"
     match state:
@@ -61,7 +64,7 @@ def headline(
         case State.RETRYING:
             text = f"Its room failed, and it may go on in another: {cause}"
         case State.PAUSED:
-            text = f"Waits to go on, {format_ms(total_ms)} after it came{first}"
+            text = f"Waits {waits}, {format_ms(total_ms)} after it came{first}"
         case _:
             text = f"Waits for its first token since {format_ms(total_ms)}"
     here = f" Decode computed its prompt: {_sentence(local)}" if local else ""
@@ -78,14 +81,20 @@ def _paused(pauses: Sequence[Pause]) -> str:
 
 
 def _rooms(rooms: Sequence[RoomEntry]) -> str:
-    """Return a sentence about the rooms that failed before the last one. Empty if there are none."""
-    failed = [entry for entry in rooms[:-1] if entry.cause is not None and not was_retracted(entry)]
-    if not failed:
-        return ""
-    first = failed[0].cause
-    text = "" if first is None else first.text
-    count = "A room" if len(failed) == 1 else f"{len(failed)} rooms"
-    return f" {count} failed before this one, which went on for it: {_sentence(text)}"
+    """Return sentences about the rooms that were refused or failed before the last one. Empty if there are
+    none."""
+    refused = [entry.cause.text for entry in rooms[:-1] if entry.cause is not None and was_refused(entry)]
+    failed = [
+        entry.cause.text for entry in rooms[:-1] if entry.cause is not None and not was_interrupted(entry)
+    ]
+    text = ""
+    if refused:
+        times = "" if len(refused) == 1 else f" {len(refused)} times"
+        text = f" It waited for a place again{times}: {_sentence(refused[0])}"
+    if failed:
+        count = "A room" if len(failed) == 1 else f"{len(failed)} rooms"
+        text += f" {count} failed before this one, which went on for it: {_sentence(failed[0])}"
+    return text
 
 
 def _sentence(text: str) -> str:

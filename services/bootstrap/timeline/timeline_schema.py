@@ -20,8 +20,8 @@ class State(StrEnum):
     RETRYING = "retrying"
     """State of a request whose room failed, and which may continue in another room."""
     PAUSED = "paused"
-    """State of a request whose room was retracted, because its worker needed the pages. The request continues
-    in another room."""
+    """State of a request whose room was retracted, because its worker needed the pages, or refused by a full
+    worker. The request continues in another room."""
     ANSWERED = "answered"
     FAILED = "failed"
     GONE = "gone"
