@@ -41,6 +41,12 @@ class AdoptedRoom(OpenedRoom):
         if not self._is_ours and not self.is_over:
             self._not_adopted(text)
 
+    def end(self, cause: Cause) -> None:
+        if self._is_ours or self.is_over:
+            super().end(cause)
+        else:
+            self._not_adopted(cause.text)
+
     def broken(self, side: Side, how: Break, text: str) -> None:
         if not self._is_ours and not self.is_over:
             self._open.discard(side)

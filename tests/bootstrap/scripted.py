@@ -1,7 +1,7 @@
 """A bootstrap without HTTP, beside workers that play scripts over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from baton.fleet.registry import Registry
 from baton.fleet.retry import RetryBounds
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.ids import Incarnation, RoomId
-from baton.rooms.errors import Cause, Reason
+from baton.rooms.errors import Cause, NotOrphaned, Reason
 from baton.rooms.phases import Side
 from baton.rooms.request import FinishReason, Request, Sampling, Score, Token
 from baton.rooms.worker_facts import WorkerFacts
@@ -114,6 +114,8 @@ class ScriptedWorker:
     script: Sequence[Step] = ()
     scripts: list[Sequence[Step]] = field(default_factory=list)
     """Scripts of the next rooms, in their order. Rooms after them follow `script`."""
+    gives: Sequence[Step] | None = None
+    """Script of a room that another router opened and this one adopts. None: the worker refuses that."""
     choose: Callable[[Request], Sequence[Step]] | None = None
     """Function that returns the script for a request, in place of `script`."""
     address: str = ""
@@ -125,6 +127,8 @@ class ScriptedWorker:
     late_s: float = 0.0
     """Delay from a call until this worker reads the first rooms from it, seconds."""
     called: list[int] = field(default_factory=list)
+    adopting: list[int] = field(default_factory=list)
+    """Rooms that the router wanted to adopt."""
     asked: list[Request] = field(default_factory=list)
     openings: list[Any] = field(default_factory=list)
     """Messages that opened rooms, as they came."""
@@ -188,7 +192,7 @@ class ScriptedWorker:
         said: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # None: the stream ends
         playing: dict[int, asyncio.Task[None]] = {}
 
-        async def play(room: int, asked: Request, script: Sequence[Step]) -> None:
+        async def play(room: int, asked: Request | None, script: Sequence[Step]) -> None:
             reply = None
             try:
                 async for reply in self.play(room, asked, script):
@@ -201,8 +205,8 @@ class ScriptedWorker:
 
         async def read() -> None:
             async for request in request_iterator:
-                for each in request.open:
-                    playing[each.room] = asyncio.create_task(play(each.room, *self.take(each)))
+                for room, asked, script in self.begin(request):
+                    playing[room] = asyncio.create_task(play(room, asked, script))
                 for room in self.end(request):
                     said.put_nowait((room, None))
 
@@ -218,6 +222,16 @@ class ScriptedWorker:
 
     def message(self, lines: Any) -> Any:
         raise NotImplementedError
+
+    def begin(self, request: Any) -> Iterator[tuple[int, Request | None, Sequence[Step]]]:
+        """Yield each room that a message opens or adopts, with its request if the message has it, and with
+        its script."""
+        for each in request.open:
+            yield each.room, *self.take(each)
+        for each in request.adopt:
+            self.adopting.append(each.room)
+            refuses = [NotOrphaned(f"room {each.room} has a bootstrap that reads it, or is ending")]
+            yield each.room, None, refuses if self.gives is None else self.gives
 
     def end(self, request: Any) -> list[int]:
         """End these rooms, and choices of others. Returns the rooms that the worker reports as absent."""
@@ -240,7 +254,7 @@ class ScriptedWorker:
         script = self.scripts.pop(0) if self.scripts else self.script
         return asked, script if self.choose is None else self.choose(asked)
 
-    async def play(self, room: int, asked: Request, script: Sequence[Step]) -> AsyncIterator[Any]:
+    async def play(self, room: int, asked: Request | None, script: Sequence[Step]) -> AsyncIterator[Any]:
         try:
             for step in script:
                 match step:

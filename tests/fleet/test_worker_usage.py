@@ -449,3 +449,16 @@ def test_a_full_worker_that_never_reports_a_load_is_tried_again_when_it_renews_i
     assert stack.all_full
     stack.renew(D.incarnation, 0)
     stack.place(NEED)
+
+
+def test_full_is_no_failure_a_room_is_adopted_on_a_full_worker_where_it_has_its_place() -> None:
+    stack = stack_of(replace(D, rooms_max=2))
+    stack.update_load(D.incarnation, load(number=1, other_rooms=2), 0)
+    stack.mark_full(D.incarnation)
+    adopted = stack.adopt_room(RoomId(77), "request", D.incarnation, P.incarnation, NEED, 0)
+    assert adopted is not None
+    assert stack.all_full
+    stack.update_load(D.incarnation, load(number=2, other_rooms=1), 0)
+    assert stack.all_full, "the adopted room has the other place"
+    assert stack.update_load(D.incarnation, load(number=3), 0)
+    stack.place(NEED)

@@ -524,6 +524,23 @@ def test_adopt_first_wins_a_decode_worker_that_answers_late_ends_the_room() -> N
     assert driver.take() == []
 
 
+def test_adopt_first_wins_a_room_whose_worker_is_lost_before_it_is_given_is_forgotten() -> None:
+    driver = adopting()
+    driver.room.end(Cause(Reason.DECODE_LOST, "its lease ran out"))
+    cause = Cause(Reason.NOT_ADOPTED, "its lease ran out")
+    assert driver.take()[:3] == [MarkNotAdopted(cause), StopTimer(RoomTimer.LIMIT), Leave(D, cause)]
+    assert not driver.errors
+
+
+def test_a_full_prefill_worker_ends_no_room_that_decode_has_given() -> None:
+    driver = adopting()
+    driver.message(D, Accepted(1))
+    assert driver.broken(P, Break.FULL, "all places are taken") == [MarkFull(P), MarkRetired(P)]
+    driver.message(D, tokens(0, [7, 8, 9], LENGTH))
+    driver.message(D, DONE)
+    assert driver.ends == [MarkAnswered("3 tokens passed on")]
+
+
 def test_an_adopted_room_goes_on_where_prefills_part_is_over() -> None:
     driver = adopting()
     driver.message(D, Accepted(1))
