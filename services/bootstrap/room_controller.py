@@ -281,9 +281,10 @@ class RoomController:
         self.admission.expected.ended(room, is_over=not REASONS[cause.reason].is_retried)
         if has_failed:
             self.timelines.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
+        elif cause.reason is Reason.WORKER_FULL:
+            self.timelines.report(room, Moment.WORKER_FULL, cause.text)
         else:
-            is_refused = cause.reason is Reason.WORKER_FULL
-            self.timelines.report(room, Moment.WORKER_FULL if is_refused else Moment.RETRACTED, cause.text)
+            self.timelines.report(room, Moment.RETRACTED, cause.text)
         self.timelines.end(room, cause)
         self._failures.log(room, cause)
         self._note_pair(entry, cause)
@@ -343,8 +344,7 @@ class RoomController:
             self.streams.to(entry.worker(side)).cancel(entry.id, cause)
 
     def _is_needed(self, incarnation: Incarnation) -> bool:
-        """Return whether the router still needs calls to this worker: it holds a lease, or has a room that is
-        not retired."""
+        """Return whether the router calls this worker: it has a lease, or a room that is not retired."""
         return self.registry.holds_lease(incarnation) or self.registry.has_open_rooms(incarnation)
 
     # ---- time
