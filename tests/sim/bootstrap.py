@@ -36,6 +36,8 @@ from tests.sim.rank import World, bootstrap_name
 LEASE_MS: Final = 1_000
 QUEUE_MS: Final = 8_000
 REQUEST_S: Final = 20.0
+ROOMS_MAX: Final = 2**32
+"""More rooms than a bootstrap opens in a run."""
 CANARY: Final = Request(REQUEST_ID, canary_prompt(RoomId(0)), OUTPUT_TOKENS, ignore_eos=True)
 """Canary request that the product makes for a model without recommended settings (checked in
 `test_sim.py`)."""
@@ -154,9 +156,10 @@ class SimulatedBootstrap:
             task.add_done_callback(self._ended)
 
     def opened(self) -> int:
-        """Rooms so far. Their ids go on by one, and the newest is known still."""
-        newest = max((entry.id for entry in self.registry.rooms()), default=self._first_room - 1)
-        return newest + 1 - self._first_room
+        """Rooms so far. Their ids go on by one, and the newest is known still. Adopted rooms have other
+        ids."""
+        since = (entry.id - self._first_room for entry in self.registry.rooms())
+        return 1 + max((each for each in since if 0 <= each < ROOMS_MAX), default=-1)
 
     def crash(self) -> None:
         self.process.kill()

@@ -24,6 +24,10 @@ END_S: Final = 75.0
 and a margin."""
 QUEUE_FULL: Final = "the queue for workers is full"
 TRIES: Final = 8
+SOON_S: Final = (0.0, 0.2)
+"""Shortest and longest pause of a client that resumes its stream, in seconds."""
+LATER_S: Final = (0.5, 2.0)
+"""The same for one that was turned away."""
 TENANTS: Final = (b"one", b"one", b"another")
 """Tenants of the clients. Requests of several classes wait in the share of each."""
 TURNED_AWAY: Final = frozenset({"overloaded", "no worker", "bootstrap gone"})
@@ -41,6 +45,8 @@ class Client:
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """Tokens of each choice."""
     outcome: str = ""
+    resumes: bool = False
+    """Whether its bootstrap died while it served the request."""
     _right: dict[int, list[int]] = field(default_factory=dict)
 
     def right(self, choice: int) -> list[int]:
@@ -101,7 +107,7 @@ class Clients:
         """Serve one request in the bootstrap's process, as the HTTP API's handler does."""
         began_s = self._world.loop.time()
         try:
-            stream = await bootstrap.backend.generate(client.request)
+            stream = await bootstrap.backend.generate(replace(client.request, resumes=client.resumes))
         except Overloaded:
             client.outcome = "overloaded"
             return
@@ -151,8 +157,9 @@ class Clients:
             await self._try(client)
             if client.outcome not in TURNED_AWAY:
                 break
+            client.resumes = client.outcome == "bootstrap gone" and self._world.shape.orphan_ms > 0
             self.outcomes[f"{client.outcome}, for now"] += 1
-            await asyncio.sleep(self._random.uniform(0.5, 2.0))
+            await asyncio.sleep(self._random.uniform(*(SOON_S if client.resumes else LATER_S)))
         self.outcomes[client.outcome] += 1
         self._world.trace.note(
             self._world.loop.time(), "client", client.outcome, 0, client.request.request_id

@@ -14,7 +14,7 @@ from tests.sim.checks import STALL
 from tests.sim.clients import Clients
 from tests.sim.network import CALM
 from tests.sim.platform import Platform
-from tests.sim.rank import World
+from tests.sim.rank import World, bootstrap_name
 from tests.sim.worker import SimulatedWorker
 
 STALL_S = 6.0
@@ -238,5 +238,6 @@ class Faults:
         self._clients.storm()
 
     def _two_hosts(self) -> tuple[str, str]:
-        one, other = self._random.sample(["bootstrap", *self._platform.workers], 2)
+        bootstraps = map(bootstrap_name, range(self._world.shape.bootstraps))
+        one, other = self._random.sample([*bootstraps, *self._platform.workers], 2)
         return one, other

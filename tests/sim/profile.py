@@ -97,6 +97,8 @@ class Profile:
     local: float = 0.0
     """Share of rooms that decode's leader claims to compute itself."""
     bootstraps: int = 1
+    orphan_ms: int = 0
+    """Time for which the workers keep the rooms of a bootstrap that died, in milliseconds."""
     both: int = 0
     """Number of pairs of workers that share one process each, the first ones."""
     drafts_by: int = 0
@@ -141,6 +143,7 @@ NAMES: Final = (
     "local",
     "both",
     "routers",
+    "adoption",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """Kinds of trouble that "everything" combines."""
@@ -213,6 +216,16 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "drains": (0, 0, 1),
         "hangup_share": (0.0, 0.3),
     },
+    # Rooms of a bootstrap that dies are adopted by another, or end alone.
+    "adoption": {
+        "bootstrap_crashes": (1, 2, 3),
+        "cuts": (0, 0, 1, 2),
+        "resets": (0, 0, 1),
+        "crashes": (0, 0, 1),
+        "told_share": (0.0, 1.0),
+        "drains": (0, 0, 1),
+        "hangup_share": (0.0, 0.3),
+    },
     "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
 """Values that each kind of seed draws from, by field."""
@@ -235,6 +248,14 @@ told apart."""
 SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     # Few places, which the bootstraps fill with rooms that the others do not know of yet.
     "routers": {"bootstraps": (2, 2, 3), "places": (2, 4, 12)},
+    # Answers that take long, so that clients come back before they are over.
+    "adoption": {
+        "bootstraps": (2, 2, 3),
+        "orphan_ms": (2_000, 8_000),
+        "outputs": ((1, 2, 5, 8), (8, 24, 40)),
+        "slow": (1.0, 30.0),
+        "several": (0.0, 0.4),
+    },
     "choices": {"several": (0.5, 0.9)},
     "drafts": {
         "drafts_by": (2, 8),

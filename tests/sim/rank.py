@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -183,6 +183,8 @@ class SilentReporter(Reporter):
 
     def opened(self, room: RoomId, request: Request, opener: Opener = NO_OPENER) -> None: ...
 
+    def adopted(self, room: RoomId, opener: Opener) -> None: ...
+
     def failed(self, room: RoomId, cause: Cause) -> None: ...
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None: ...
@@ -327,7 +329,7 @@ def make_rank(
     if side is Side.PREFILL:
         work = PrefillWork(
             ports,
-            PREFILL_DEADLINES,
+            replace(PREFILL_DEADLINES, orphan_ms=shape.orphan_ms),
             metrics=PrefillMetrics(registry),
             chunk_tokens=shape.chunk_tokens,
             window_bytes=shape.window_bytes,
@@ -335,7 +337,7 @@ def make_rank(
     else:
         work = WatchedDecode(
             ports,
-            DECODE_DEADLINES,
+            replace(DECODE_DEADLINES, orphan_ms=shape.orphan_ms),
             peers=FollowerPeers() if outside is None else outside.peers(ports),
             metrics=DecodeMetrics(registry, shape.max_running),
             max_running=shape.max_running,

@@ -142,6 +142,8 @@ class _Scene:
             done[f"tokens reused by {worker.side.value}"] += int(reused or 0)
             computed = worker.leader.registry.get_sample_value("baton_decode_local_rooms_total")
             done["local room"] += int(computed or 0)
+            adopted = worker.leader.registry.get_sample_value("baton_rooms_adopted_total")
+            done[f"room adopted from {worker.side.value}"] += int(adopted or 0)
         done["retraction"] = sum(each.retractions for each in self._world.grown.values())
         for bootstrap in self._platform.bootstraps:
             for entry in bootstrap.registry.rooms():

@@ -184,6 +184,7 @@ class SimulatedWorker:
         leader, loop = self.leader, asyncio.get_running_loop()
         lease = BootstrapLeases(FixedAddresses(self._world.bootstraps), self._make_keeper, self._use_routers)
         self.reporter.load = self.work.load
+        self.work.renew_leases_by(lease.renew_now)
         self._server.open()
         turns = loop.create_task(self._turns(leader))
         turns.add_done_callback(self._left)
