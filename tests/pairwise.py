@@ -1,6 +1,6 @@
-"""Pairwise covers: a few cases that hold every pair of values which any of all cases holds.
+"""Covers: a few cases that hold every value, or every pair of values, which any of all cases holds.
 
-Most faults need one value, or two together. A cover has each such pair at a fraction of the time of the full
+Most faults need one value, or two together. A cover has each of these at a fraction of the time of the full
 product. The full product is for longer runs, such as `make verify-groups` for rank groups."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 Case = dict[str, Any]
-Pair = frozenset[tuple[str, Any]]
+Part = frozenset[tuple[str, Any]]
+"""Values of a case, by their dimensions."""
 
 
 def every(
@@ -22,21 +23,24 @@ def every(
     return [case for case in cases if allowed(case)]
 
 
-def pairs_of(case: Case) -> Iterator[Pair]:
-    """Return all pairs of values of different dimensions in the case."""
-    return map(frozenset, combinations(case.items(), 2))
+def parts_of(case: Case, size: int = 2) -> Iterator[Part]:
+    """Return each combination of `size` values of different dimensions in the case."""
+    return map(frozenset, combinations(case.items(), size))
 
 
-def cover(cases: Iterable[Case], cost: Callable[[Case], float] = lambda case: 1.0) -> list[Case]:
-    """Return a few of `cases` that hold every pair which any of them holds. The next one is always the one
-    with the most new pairs for its `cost`, and the first of equals. So the same cases give the same cover."""
-    holding = [(case, frozenset(pairs_of(case))) for case in cases]
-    missing = {pair for _, pairs in holding for pair in pairs}
+def cover(
+    cases: Iterable[Case], cost: Callable[[Case], float] = lambda case: 1.0, *, size: int = 2
+) -> list[Case]:
+    """Return a few of `cases` that hold every combination of `size` values which any of them holds. The next
+    one is always the one with the most new combinations for its `cost`, and the first of equals. So the same
+    cases give the same cover."""
+    holding = [(case, frozenset(parts_of(case, size))) for case in cases]
+    missing = {part for _, parts in holding for part in parts}
     chosen: list[Case] = []
     while missing:
-        case, pairs = max(holding, key=lambda each: len(each[1] & missing) / cost(each[0]))
+        case, parts = max(holding, key=lambda each: len(each[1] & missing) / cost(each[0]))
         chosen.append(case)
-        missing -= pairs
+        missing -= parts
     return chosen
 
 

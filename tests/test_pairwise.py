@@ -1,11 +1,11 @@
-"""Tests that a pairwise cover holds every pair in few cases, and is the same each time."""
+"""Tests that a cover holds every value, or every pair, in few cases, and is the same each time."""
 
 from collections.abc import Callable
 from itertools import combinations
 
 import pytest
 
-from tests.pairwise import Case, Pair, cover, every, pairs_of
+from tests.pairwise import Case, Part, cover, every, parts_of
 
 SIX = {
     "model": ("small", "demo"),
@@ -25,8 +25,8 @@ def some(case: Case) -> float:
     return float(1 + case["prefill"] * case["stages"])
 
 
-def held(cases: list[Case]) -> set[Pair]:
-    return {pair for case in cases for pair in pairs_of(case)}
+def held(cases: list[Case], size: int = 2) -> set[Part]:
+    return {part for case in cases for part in parts_of(case, size)}
 
 
 @pytest.mark.parametrize("cost", [lambda case: 1.0, some], ids=["alike", "by-ranks"])
@@ -56,6 +56,12 @@ def test_two_values_each_of_three_dimensions_need_half_of_their_product() -> Non
     cases = every({"side": ("prefill", "decode"), "rank": (0, 1), "signal": ("KILL", "STOP")})
     assert len(cases) == 8
     assert len(cover(cases)) == 4
+
+
+def test_single_values_need_as_many_cases_as_the_longest_dimension_has() -> None:
+    chosen = cover(every(SIX), size=1)
+    assert held(chosen, 1) == {frozenset([(name, value)]) for name in SIX for value in SIX[name]}
+    assert len(chosen) == max(map(len, SIX.values()))
 
 
 def test_of_no_cases_there_is_no_cover() -> None:

@@ -46,7 +46,7 @@ def local_rooms(stack: Stack) -> float:
 
 
 @pytest.mark.timeout(300)
-@of_ranks(2, more=[1])
+@of_ranks(1, more=[2])
 def test_the_death_of_prefill_is_slower_and_no_error(stacks: Shared[Stack], stack: Stack) -> None:
     """Each answer is the one that is drawn alone: with prefill, without it, and when it is back."""
     start, asking = stack.idle_gauges(), stacks.once("asking", Asking)

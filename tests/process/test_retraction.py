@@ -28,9 +28,9 @@ TOKENS: Final = 72
 AT_ONCE: Final = 8
 BETWEEN: Final = 4
 """Answers, and retractions, before and behind each kill."""
-RETRACTIONS: Final = 10
+RETRACTIONS: Final = 6
 ROUNDS_MAX: Final = 20
-WAITING: Final = 24
+WAITING: Final = 12
 """Number of chats that come at once, of which a few fit."""
 FAILED: Final = "baton_rooms_failed_total"
 STOPPED: Final = 1

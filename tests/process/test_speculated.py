@@ -10,7 +10,7 @@ from tests.process.speculated import drafting_pairs, drafts_of, run
 from tests.process.stack import Stack, running_stack
 from tests.process.structured import tiny_model
 
-PROMPTS: Final = 16
+PROMPTS: Final = 8
 """Prompts of this test. More by hand: `python -m tests.process.speculated --prompts 200`."""
 LIMIT_S: Final = 240.0
 
