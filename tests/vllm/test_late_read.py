@@ -79,6 +79,7 @@ def test_vllms_connector_answers_a_late_read_with_another_prompts_text_and_no_er
     assert "cake" in answer["text"], CHANGED
 
 
+@pytest.mark.all_models
 @pytest.mark.timeout(RUN_S)
 @pytest.mark.parametrize("experiment", LATE)
 def test_a_lease_that_is_longer_than_the_delay_makes_vllms_connector_right(
