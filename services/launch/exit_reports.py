@@ -1,27 +1,18 @@
 """Reports to the bootstraps that a worker's process has exited, sent by the process that started it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from baton.runtime.errors import describe_error
 from baton.runtime.settings import PREFIX
-from baton.runtime.tls_files import TlsFiles
-from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.receiver_secret import digest_of, draw_secret
+from baton.worker.lifecycle.lazy_exit_report import ReportExit
 
 REPORT_TIMEOUT_S: Final = 2.0
 REPORT_TRIES: Final = 5
 
 EXIT_DIGEST: Final = f"{PREFIX}EXIT_DIGEST"
 """Environment variable that gives a worker's process the digest of its starter's secret."""
-
-ReportExit = Callable[[str, int, bytes], Awaitable[None]]
-"""Function that reports to all bootstraps that a worker's process has exited.
-
-Its arguments are the worker's name, the process id, and the secret drawn for that process. It raises if the
-report did not arrive.
-"""
 
 
 def draw_exit_secret() -> tuple[bytes, dict[str, str]]:
@@ -32,19 +23,6 @@ def draw_exit_secret() -> tuple[bytes, dict[str, str]]:
     """
     secret = draw_secret()
     return secret, {EXIT_DIGEST: digest_of(secret).hex()}
-
-
-def reporter(bootstraps: Sequence[str], tls: TlsFiles | None, run_token: str = "") -> ReportExit:
-    """Return a function that reports exits to all bootstraps that an entry of `bootstraps` names. Its first
-    call loads gRPC."""
-    addresses = BootstrapAddresses(bootstraps)
-
-    async def report(name: str, pid: int, secret: bytes) -> None:
-        from baton.worker.lifecycle.exit_report import report_exit_to_all
-
-        await report_exit_to_all(await addresses.look_up(), tls, run_token, name, pid, secret)
-
-    return report
 
 
 async def report_exit_repeatedly(

@@ -22,10 +22,8 @@ import httpx
 from baton.launch.child import Child, start_child
 from baton.launch.core_shares import deal_cores
 from baton.launch.exit_reports import (
-    ReportExit,
     draw_exit_secret,
     report_exit_repeatedly,
-    reporter,
     wait,
 )
 from baton.launch.fork_server import engine_variables, fork_own_server, worker_modules
@@ -45,6 +43,7 @@ from baton.runtime.service_process import run, unless_stopped
 from baton.runtime.setting_kinds import join_address
 from baton.runtime.settings import PREFIX, to_environ, to_flags
 from baton.runtime.worker_settings import WILDCARDS, WorkerSettings
+from baton.worker.lifecycle.lazy_exit_report import ReportExit, reporter
 
 log = Log(__name__)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from baton.launch.child import Child, describe_exit, start_child
 from baton.launch.engine_table import ENGINES, choose_engine
-from baton.launch.exit_reports import ReportExit, draw_exit_secret, reporter
+from baton.launch.exit_reports import draw_exit_secret
 from baton.launch.fork_server import engine_variables
 from baton.launch.fork_server_client import ForkServer
 from baton.launch.gpus import VISIBLE, find_gpus
@@ -33,6 +33,7 @@ from baton.runtime.listening_ports import bind_port, port_of
 from baton.runtime.service_process import StopRequested, run, unless_stopped
 from baton.runtime.settings import PREFIX, Flags
 from baton.web.client_trust import certificate_problem
+from baton.worker.lifecycle.lazy_exit_report import ReportExit, reporter
 
 Command = Callable[[str, Sequence[str]], Sequence[str]]
 PREPARE: Final = "prepare"

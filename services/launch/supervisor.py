@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from baton.launch.child import Child, Show, describe_exit
-from baton.launch.exit_reports import ReportExit, report_exit_repeatedly, wait
+from baton.launch.exit_reports import report_exit_repeatedly, wait
 from baton.launch.restart_backoff import Backoff, describe_wait
 from baton.launch.stack_plan import StackCommand
 from baton.runtime.clock import Clock
 from baton.runtime.errors import StartupError
 from baton.runtime.service_process import StopRequested
+from baton.worker.lifecycle.lazy_exit_report import ReportExit
 
 POLL_S: Final = 0.1
 KILL_TIMEOUT_S: Final = 5.0

@@ -16,7 +16,6 @@ import openai
 import psutil
 import pytest
 
-from baton.launch.exit_reports import reporter
 from baton.wire.baton.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -29,6 +28,7 @@ from baton.wire.channel import open_channel
 from baton.wire.errors import RemoteError, remote_error
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
+from baton.worker.lifecycle.lazy_exit_report import reporter
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from tests.models.eight_heads import eight_heads
 from tests.ports import free_port

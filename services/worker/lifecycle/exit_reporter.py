@@ -6,7 +6,7 @@ the file once this one has ended, and reports the exit (`baton.runtime.exit_file
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -14,18 +14,13 @@ from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
 from baton.runtime.logging import Log
 from baton.runtime.worker_settings import WorkerSettings
-from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.errors import RemoteError
 from baton.wire.receiver_secret import digest_of, draw_secret
-from baton.worker.lifecycle.exit_report import report_exit_to_all
+from baton.worker.lifecycle.lazy_exit_report import ReportExit, reporter
 
 log = Log(__name__)
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
-Report = Callable[[str, int, bytes], Awaitable[None]]
-"""Function that reports the exit of a process to the bootstrap. Arguments: name, process id and secret of the
-process. Raises RemoteError."""
-
 PAUSE_S: Final = 2.0
 TRIES: Final = 300
 """Most attempts to report one exit, which take ten minutes. A bootstrap that starts later than that knows no
@@ -59,7 +54,8 @@ class ExitReporter:
     def begin(self, settings: WorkerSettings) -> None:
         """Start a task that reports the exits of earlier processes."""
         if self._file is not None:
-            self._reporting = asyncio.create_task(report_previous(self._file, reporter_of(settings)))
+            report = reporter(settings.bootstrap, settings.tls, settings.run_token)
+            self._reporting = asyncio.create_task(report_previous(self._file, report))
 
     async def end(self) -> None:
         if self._reporting is not None:
@@ -67,19 +63,8 @@ class ExitReporter:
             await asyncio.gather(self._reporting, return_exceptions=True)
 
 
-def reporter_of(settings: WorkerSettings) -> Report:
-    """Return a function that reports exits of processes to all bootstraps that these settings name."""
-    addresses = BootstrapAddresses(settings.bootstrap)
-
-    async def report(name: str, pid: int, secret: bytes) -> None:
-        present = await addresses.look_up()
-        await report_exit_to_all(present, settings.tls, settings.run_token, name, pid, secret)
-
-    return report
-
-
 async def report_previous(
-    file: ExitFile, report: Report, pause_s: float = PAUSE_S, tries: int = TRIES
+    file: ExitFile, report: ReportExit, pause_s: float = PAUSE_S, tries: int = TRIES
 ) -> None:
     """Report the exit of each earlier process in the file. Each report is repeated until all bootstraps have
     answered. A refusal counts as an answer, and is logged.
