@@ -41,6 +41,7 @@ from tests.models.eight_heads import EIGHT_HEADS, VOCABULARY, eight_heads, with_
 from tests.process.hosts import Hosts, hosts, missing
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import SPLIT, Stack, running_stack
+from tests.process.stream_reader import NO_ANSWER, Broken, Failed, Refused, StreamReader, plain_http
 from tests.vllm.oracle import vllm_greedy
 
 CLIENTS: Final = 6
@@ -66,30 +67,6 @@ Fault = Callable[["Scene", str], None]
 
 
 @dataclass
-class _Stream:
-    """A stream of tokens, over all of its connections."""
-
-    tokens: list[int] = field(default_factory=list)
-    id: str = ""
-    """Id of the event that comes."""
-    last_id: str = ""
-    """Id of the last event whose data came."""
-    ended: bool = False
-    is_whole: bool = False
-    error: dict[str, Any] = field(default_factory=dict)
-    """Error that the present connection ended with."""
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Add an event."""
-        if "error" in event:
-            self.error = event["error"]
-            return
-        self.last_id = self.id
-        for choice in event["choices"]:
-            self.tokens += choice.get("token_ids") or []
-
-
-@dataclass
 class Client:
     """A client that sends one prompt again and again, and checks every token."""
 
@@ -106,6 +83,8 @@ class Client:
     longest_gap_s: float = 0.0
     had: int = 0
     """Tokens of the stream that runs."""
+    _last_s: float = 0.0
+    """Time of the last event, or of the request."""
 
     def run(self, leave: threading.Event) -> None:
         while not leave.is_set():
@@ -115,66 +94,58 @@ class Client:
         """Send the request, and again with the id of the last event after each break that may come."""
         fields = {"model": self.model, "prompt": list(self.prompt), "max_tokens": len(self.want)}
         fields |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True}
-        body, got = json.dumps(fields).encode(), _Stream()
+        connect = plain_http("/v1/completions", json.dumps(fields).encode(), ANSWER_S)
+        reader = StreamReader(connect, self._note_event)
         self.had, ends = 0, time.monotonic() + ANSWER_S
-        while not got.ended:
+        while not reader.done:
+            self._last_s = time.monotonic()
             try:
-                self._read(body, got)
-            except httpx.TransportError as error:
-                self.broken += 1
-                if not self.may_break or time.monotonic() > ends:
-                    self.wrong.append(f"the stream broke after {self.had} tokens: {error!r}")
-                    got.ended = True
-                time.sleep(0.2)
-        if not got.is_whole:
-            return
+                reader.read(self.stack.url, reader.ids[-1] if reader.ids else "")
+            except Failed as error:
+                if not self._may_go_on(f"ended after {self.had} tokens: {error}", ends):
+                    return
+            except Broken as error:
+                if not self._may_go_on(f"broke after {self.had} tokens: {error}", ends):
+                    return
+            except Refused as error:
+                no_answer = str(error) == NO_ANSWER
+                if no_answer and not self._may_go_on(f"{error}, after {self.had} tokens", ends):
+                    return
+                if not no_answer and not self._note_refusal(str(error)):
+                    return
         self.answers += 1
-        if got.tokens != list(self.want):
-            pairs = enumerate(zip(got.tokens, self.want, strict=False))
-            place = next((at for at, (a, b) in pairs if a != b), len(got.tokens))
+        got = tokens_of(reader.events)
+        if got != list(self.want):
+            pairs = enumerate(zip(got, self.want, strict=False))
+            place = next((at for at, (a, b) in pairs if a != b), len(got))
             self.wrong.append(f"parts from the reference at {place} of {len(self.want)}")
 
-    def _read(self, body: bytes, got: "_Stream") -> None:
-        """Read a connection to its end. Raises TransportError if it breaks."""
-        last = time.monotonic()
-        headers = {"content-type": "application/json"}
-        if got.last_id:
-            headers["last-event-id"] = got.last_id
-        url = f"{self.stack.url}/v1/completions"
-        with web().stream("POST", url, content=body, headers=headers, timeout=ANSWER_S) as reply:
-            if reply.status_code in (429, 503):
-                reply.read()
-                self._note_refusal(reply)
-                got.ended = not got.last_id  # a stream that has begun is continued
-                return
-            for line in reply.iter_lines():
-                name, _, value = line.partition(": ")
-                if name == "id":
-                    got.id = value
-                elif line == "data: [DONE]":
-                    got.ended = got.is_whole = True
-                elif name == "data":
-                    got.take(json.loads(value))
-                    now = time.monotonic()
-                    self.longest_gap_s, last = max(self.longest_gap_s, now - last), now
-                    self.had = len(got.tokens)
-            if got.error:
-                self._note_error(got.error)
-                got.ended, got.error = not self.may_break, {}
-            elif not got.ended:
-                raise httpx.RemoteProtocolError("the stream ended before [DONE]")
+    def _note_event(self, reader: StreamReader) -> None:
+        now = time.monotonic()
+        self.longest_gap_s, self._last_s = max(self.longest_gap_s, now - self._last_s), now
+        self.had += len(tokens_of(reader.events[-1:]))
 
-    def _note_refusal(self, reply: httpx.Response) -> None:
-        """A request that comes while a side is away may be told so: no stream has begun."""
-        self.refused += 1
-        if reply.json()["error"]["code"] != "no_worker":
-            self.wrong.append(f"HTTP {reply.status_code}: {reply.text}")
-        time.sleep(0.2)
-
-    def _note_error(self, error: dict[str, Any]) -> None:
+    def _may_go_on(self, problem: str, ends: float) -> bool:
+        """Count a break, and wait a moment. Return whether the stream is to be continued."""
         self.broken += 1
-        if not self.may_break:
-            self.wrong.append(f"ended after {self.had} tokens: {error['message']}")
+        if not self.may_break or time.monotonic() > ends:
+            self.wrong.append(problem)
+            return False
+        time.sleep(0.2)
+        return True
+
+    def _note_refusal(self, code: str) -> bool:
+        """Count a refusal while a side is away, and wait a moment. Return whether the stream has begun."""
+        self.refused += 1
+        if code != "no_worker":
+            self.wrong.append(f"refused: {code}")
+        time.sleep(0.2)
+        return self.had > 0
+
+
+def tokens_of(events: Sequence[dict[str, Any]]) -> list[int]:
+    choices = (choice for event in events for choice in event["choices"])
+    return [id_ for choice in choices for id_ in choice.get("token_ids") or ()]
 
 
 @dataclass

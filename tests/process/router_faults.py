@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -151,25 +152,28 @@ def disturb(routers: Routers, fault: str, names: Sequence[str] = NAMES) -> Seen:
     return seen
 
 
-def kill_behind(routers: Routers, killed: int, cuts: Mapping[str, int]) -> Seen:
-    """Kill a bootstrap when its stream of each kind is behind an event, and check the streams that go on at
-    another. Raises AssertionError. `cuts`: number of the event, by kind."""
+def kill_behind(routers: Routers, killed: int, cuts: Mapping[str, int], beside: Sequence[str] = ()) -> Seen:
+    """Kill a bootstrap when its stream of each kind in `cuts` is behind an event. Check the streams, which go
+    on at another. Raises AssertionError.
+
+    `cuts`: number of the event, by kind. `beside`: kinds of streams that the kill cuts wherever they are.
+    """
     service, seen = routers.services[killed], Seen(adopted=-routers.adopted())
     kill_once_all_are_there = threading.Barrier(len(cuts), service.kill, ANSWER_S)
-    readers = {
-        kind: StreamReader(resuming(KINDS[kind], routers.model), _cut_at(position, kill_once_all_are_there))
-        for kind, position in cuts.items()
-    }
-    with ThreadPoolExecutor(len(cuts)) as pool:
+    readers = {kind: StreamReader(resuming(KINDS[kind], routers.model)) for kind in (*cuts, *beside)}
+    for kind, position in cuts.items():
+        readers[kind].on_event = _cut_at(position, kill_once_all_are_there)
+    with ThreadPoolExecutor(len(readers)) as pool:
         running = [pool.submit(each.run, routers.urls(killed)) for each in readers.values()]
         for each in running:
             each.result()
     for kind, reader in readers.items():
-        assert (reader.breaks, reader.broke_at) == (1, service.http), kind
+        assert kind in beside or reader.breaks == 1, kind
+        assert reader.broke_at in ("", service.http), kind
         assert len(set(reader.ids)) == len(reader.ids), kind
-        assert_same(by_choice(reader.events), routers.expected[kind, True], f"{kind}, cut at {cuts[kind]}")
+        assert_same(by_choice(reader.events), routers.expected[kind, True], f"{kind} beside {cuts}")
     routers.restart(NAMES[killed])
-    seen.streams = seen.continued = len(readers)
+    seen.streams, seen.continued = len(readers), sum(each.breaks > 0 for each in readers.values())
     seen.refused_s = refused_s(readers.values(), [])
     seen.adopted += routers.adopted()
     return seen
@@ -198,13 +202,17 @@ class Row:
     def run(self, once: Callable[[], Seen]) -> None:
         """Run the fault once more."""
         self.runs += 1
+        self.as_promised += self.check(lambda: self.seen.add(once()))
+        sys.stderr.write(json.dumps(asdict(self)) + "\n")
+
+    def check(self, run: Callable[[], None]) -> bool:
+        """Return whether `run` raises no error. Its error becomes a problem."""
         try:
-            self.seen.add(once())
+            run()
         except (AssertionError, httpx.HTTPError, threading.BrokenBarrierError) as error:
             self.problems.append(str(error).partition("\n----")[0])
-        else:
-            self.as_promised += 1
-        sys.stderr.write(json.dumps(asdict(self)) + "\n")
+            return False
+        return True
 
     def cells(self) -> str:
         """Return the row of docs/verification.md's table."""
@@ -214,18 +222,22 @@ class Row:
         return f"| {' | '.join(map(str, told))} |"
 
 
-def sweep(routers: Routers, step: int) -> Row:
-    """Kill bootstraps in turn, behind every `step`-th event of the streams of SWEPT."""
-    row, start = Row("bootstrap SIGKILL, behind each event"), routers.stack.idle_gauges()
-    last = {kind: routers.events(kind) - 1 for kind in SWEPT}
-    for number, position in enumerate(range(1, max(last.values()) + 1, step)):
+def sweep(routers: Routers, step: int) -> tuple[Row, Row]:
+    """Kill bootstraps in turn behind every `step`-th event of the streams of SWEPT, all of which wait for the
+    kill. Then kill them behind every tenth of those events of one stream, at once."""
+    all_wait, at_once = Row("bootstrap SIGKILL, behind each event"), Row("the same, rooms going on")
+    last, killed = {kind: routers.events(kind) - 1 for kind in SWEPT}, cycle(range(len(NAMES)))
+    start = routers.stack.idle_gauges()
+    for position in range(1, max(last.values()) + 1, step):
         cuts = {kind: position for kind in SWEPT if position <= last[kind]}
-        row.run(partial(kill_behind, routers, number % len(NAMES), cuts))
-    try:
-        routers.stack.wait_idle(start)
-    except AssertionError as error:
-        row.problems.append(str(error).partition("\n----")[0])
-    return row
+        all_wait.run(partial(kill_behind, routers, next(killed), cuts))
+    all_wait.check(partial(routers.stack.wait_idle, start))
+    for kind in SWEPT:
+        beside = [each for each in SWEPT if each != kind]
+        for position in range(1, last[kind] + 1, 10 * step):
+            at_once.run(partial(kill_behind, routers, next(killed), {kind: position}, beside))
+    at_once.check(partial(routers.stack.wait_idle, start))
+    return all_wait, at_once
 
 
 def main() -> int:
@@ -243,7 +255,7 @@ def main() -> int:
                     for name in NAMES:
                         row.run(partial(disturb, routers, fault, [name]))
             if args.step:
-                rows.append(sweep(routers, args.step))
+                rows.extend(sweep(routers, args.step))
     ok = not any(each.problems for each in rows)
     if args.table:
         sys.stdout.write("".join(f"{each.cells()}\n" for each in rows))

@@ -16,6 +16,7 @@ AGAIN_S: Final = 0.1
 """Seconds between two rounds of all bootstraps, if none of them takes a request."""
 ROUNDS_MAX: Final = 1_000
 """Most rounds of all bootstraps for one stream."""
+NO_ANSWER: Final = "no answer"
 DONE: Final = "[DONE]"
 LAST: Final = ("message_stop", "response.completed", "response.incomplete")
 """Types of the last event of a stream that ends without `[DONE]`."""
@@ -51,14 +52,14 @@ def refused_s(readers: Iterable["StreamReader"], faults: Sequence[float]) -> flo
     )
 
 
-def plain_http(path: str, body: bytes) -> Connect:
-    """Return a function that sends a request by httpx."""
+def plain_http(path: str, body: bytes, timeout_s: float = ANSWER_S) -> Connect:
+    """Return a function that sends a request by httpx. `timeout_s`: longest wait for bytes, in seconds."""
 
     @contextmanager
     def connect(url: str, last_id: str) -> Iterator[Events]:
         headers = {"content-type": "application/json"} | ({"last-event-id": last_id} if last_id else {})
         try:
-            with web().stream("POST", url + path, content=body, headers=headers, timeout=ANSWER_S) as reply:
+            with web().stream("POST", url + path, content=body, headers=headers, timeout=timeout_s) as reply:
                 if reply.status_code != httpx.codes.OK:
                     reply.read()
                     raise refusal(reply.status_code, reply.text)
@@ -122,7 +123,7 @@ class StreamReader:
         except Broken as error:
             if not began:
                 self._note_refused(sent_s)
-                raise Refused("no answer") from error
+                raise Refused(NO_ANSWER) from error
         except Refused:
             self._note_refused(sent_s)
             raise
