@@ -35,7 +35,7 @@ def check_shape(settings: WorkerSettings) -> None:
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
     config = _text_config(directory)
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
+    kv_heads = 1 if config.get("kv_lora_rank") else config.get("num_key_value_heads") or heads
     if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(kv_heads, int)):
         return
     topology = settings.topology

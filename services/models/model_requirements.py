@@ -24,7 +24,6 @@ The layers of such models keep a state in place of keys and values.
 STATES: Final = "state-space or recurrent layers (Mamba, RWKV)"
 DIFFERING: Final = "layers that differ from each other"
 ENCODER: Final = "an encoder"
-LATENT: Final = "multi-head latent attention (MLA)"
 LATER: Final = "attention to later tokens"
 BLOCKS: Final = "attention to blocks of a sequence"
 SHARED: Final = "keys and values shared between layers"
@@ -37,7 +36,7 @@ OTHER_LAYERS: Final[Mapping[str, str]] = {
     "hybrid": "layers of attention and of state space (Mamba)",
     "conv": "convolution layers",
 }
-ORDER: Final = (STATES, DIFFERING, ENCODER, LATENT, LATER, BLOCKS, SHARED, DRAWS)
+ORDER: Final = (STATES, DIFFERING, ENCODER, LATER, BLOCKS, SHARED, DRAWS)
 STATE_LAYERS: Final = dict.fromkeys(("mamba", "mamba2", "recurrent"), "linear_attention")
 """Layer types in a configuration that count as another type, each with the type that it counts as."""
 LINEAR: Final = OTHER_LAYERS["linear_attention"]
@@ -53,7 +52,6 @@ ASKED_BY: Final[Mapping[str, Callable[[Json], bool]]] = {
     STATES: lambda words: any(key in words for key in RECURRENT),
     DIFFERING: lambda words: bool(words.get("per_layer_config")),
     ENCODER: lambda words: bool(words.get("is_encoder_decoder")),
-    LATENT: lambda words: bool(words.get("kv_lora_rank")),
     LATER: lambda words: bool(words.get("use_bidirectional_attention")) or words.get("is_causal") is False,
     BLOCKS: lambda words: words.get("attention_type") == "block_sparse",
     SHARED: lambda words: bool(words.get("num_kv_shared_layers")),
@@ -78,15 +76,6 @@ BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
         ("is_encoder_decoder",),
         "florence2 pix2struct pp_formulanet t5 t5gemma2 umt5 vision-encoder-decoder",
     ),
-    (
-        LATENT,
-        ("kv_lora_rank",),
-        (
-            "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm5_next"
-            " glm_moe_dsa hy_v4 hy_v4_vl kimi_k25 kimi_linear longcat_flash minicpm3 mistral_large4"
-            " sarvam_mla youtu"
-        ),
-    ),
     (LATER, ("use_bidirectional_attention", "is_causal"), "paligemma"),
     (BLOCKS, ("attention_type",), "big_bird bigbird_pegasus"),
     (SHARED, ("num_kv_shared_layers",), "gemma3n gemma3n_text"),
@@ -101,14 +90,19 @@ BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
         ),
     ),
     ("layers of type compressed_sparse_attention", LAYERS, "deepseek_v4"),
+    (
+        "layers of type indexed_attention",
+        LAYERS,
+        "axk2 deepseek_v32 glm5_next glm_moe_dsa hy_v4 hy_v4_vl mistral_large4",
+    ),
     ("layers of type reference_sliding_attention", LAYERS, "unlimited_ocr"),
     (
         LINEAR,
         LAYERS,
         (
-            "bamba granitemoehybrid jamba lara_mini minimax olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text"
-            " qwen3_5_text qwen3_next minicpm_ocr minicpmv4_6 minicpmv4_7 nemotron_h nemotron_h_omni"
-            " qwen4_exp qwen4_exp_text"
+            "bailing_hybrid bamba glm5_next granitemoehybrid jamba kimi_linear lara_mini minimax olmo_hybrid"
+            " qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next minicpm_ocr minicpmv4_6"
+            " minicpmv4_7 nemotron_h nemotron_h_omni qwen4_exp qwen4_exp_text"
         ),
     ),
 )

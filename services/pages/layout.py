@@ -28,6 +28,8 @@ NOT_QUANTIZED: Final = "none"
 PLAIN: Final = "plain"
 """Name of the page encoding in which vectors lie in plain order (head, layer, plane, token, element), without
 an engine-specific format."""
+LATENT: Final = "latent"
+"""Name of the plane of latent attention (MLA): the compressed keys and values, then the rotated key."""
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUPS_MAX: Final = 4
 """Most KV groups of one layout. A metadata record has space for as many page counts."""
@@ -104,6 +106,12 @@ def full_group(
     """Return a KV group for full attention: keys and values of every token, `head_dim` elements each."""
     planes = (KvPlane("k", head_dim), KvPlane("v", head_dim))
     return KvGroup(KvKind.FULL, dtype, page_tokens, layers, heads, planes)
+
+
+def latent_group(dtype: str, page_tokens: int, layers: tuple[int, ...], elements: int) -> KvGroup:
+    """Return a KV group for latent attention (MLA): one vector of `elements` a token, which all heads
+    share."""
+    return KvGroup(KvKind.FULL, dtype, page_tokens, layers, (0,), (KvPlane(LATENT, elements),))
 
 
 GroupHead: TypeAlias = tuple[int, int]

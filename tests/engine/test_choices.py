@@ -25,15 +25,20 @@ SEEDS = (11, 12, 13)
 WINDOWED = "three queries a head"
 
 
-KINDS = {"compiled": ExecutionKind.COMPILED, "row by row": ExecutionKind.ROW_BY_ROW}
+KINDS = {
+    "compiled": ExecutionKind.COMPILED,
+    "row by row": ExecutionKind.ROW_BY_ROW,
+    "latents": ExecutionKind.LIBRARY,
+}
 
 
-@pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row"])
+@pytest.fixture(params=["calls", "calls, a window", "latents", "compiled", "row by row"])
 def engine(
     request: pytest.FixtureRequest, tiny_engine: MakeEngine, directory: Directory, tmp_path: Path
 ) -> TorchEngine:
     ways: dict[str, Callable[[], TorchEngine]] = {
         "calls": lambda: tiny_engine("llama-gqa-untied"),
+        "latents": lambda: tiny_engine("deepseek-v3-latents"),
         "calls, a window": lambda: load(directory(WINDOWED), dtype=torch.float32, compiled=False),
         "compiled": lambda: load(directory(WINDOWED), dtype=torch.float32),
         "row by row": lambda: load_engine(

@@ -51,11 +51,11 @@ def answer(prefill: ShuffledWorker, decode: ShuffledWorker, request: Request, ch
     return tokens
 
 
-@pytest.fixture
-def workers(tiny_engine: MakeEngine) -> tuple[ShuffledWorker, ShuffledWorker]:
+@pytest.fixture(params=["llama-gqa-untied", "deepseek-v3-latents"])
+def workers(request: pytest.FixtureRequest, tiny_engine: MakeEngine) -> tuple[ShuffledWorker, ShuffledWorker]:
     return (
-        ShuffledWorker(tiny_engine("llama-gqa-untied"), seed=1),
-        ShuffledWorker(tiny_engine("llama-gqa-untied", which=1), seed=2),
+        ShuffledWorker(tiny_engine(request.param), seed=1),
+        ShuffledWorker(tiny_engine(request.param, which=1), seed=2),
     )
 
 

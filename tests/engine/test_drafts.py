@@ -41,7 +41,7 @@ TOKENS: Final = 40
 WINDOWED: Final = "three queries a head"
 
 
-@pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row"])
+@pytest.fixture(params=["calls", "calls, a window", "latents", "compiled", "row by row"])
 def engine(
     request: pytest.FixtureRequest,
     tiny_engine: MakeEngine,
@@ -50,6 +50,7 @@ def engine(
 ) -> TorchEngine:
     ways: dict[str, Callable[[], TorchEngine]] = {
         "calls": lambda: tiny_engine("llama-gqa-untied"),
+        "latents": lambda: tiny_engine("deepseek-v3-latents"),
         "calls, a window": lambda: load(directory(WINDOWED), dtype=torch.float32, compiled=False),
         "compiled": lambda: load(directory(WINDOWED), dtype=torch.float32),
         "row by row": lambda: load_engine(

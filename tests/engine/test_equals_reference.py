@@ -69,16 +69,17 @@ def test_every_way_in_which_a_definition_places_tokens_equals_generate(tmp_path:
 
 
 @pytest.mark.parametrize("page_tokens", [1, 5, 64], ids="page{}".format)
+@pytest.mark.parametrize("architecture", ["llama-gqa-untied", "deepseek-v3-latents"])
 def test_page_sizes_do_not_matter(
-    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, page_tokens: int
+    tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str, page_tokens: int
 ) -> None:
-    worker = ShuffledWorker(tiny_engine("llama-gqa-untied", page_tokens))
+    worker = ShuffledWorker(tiny_engine(architecture, page_tokens))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
     outputs = worker.run(tenants, chunk=20)
-    assert outputs == reference_greedy(tiny_dir("llama-gqa-untied"), random_prompts(), OUTPUT_TOKENS)
+    assert outputs == reference_greedy(tiny_dir(architecture), random_prompts(), OUTPUT_TOKENS)
 
 
-@pytest.mark.parametrize("architecture", ["llama-gqa-untied", "gemma-one-kv-head"])
+@pytest.mark.parametrize("architecture", ["llama-gqa-untied", "gemma-one-kv-head", "deepseek-v3-latents"])
 def test_copied_pages_continue_in_another_engine(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str
 ) -> None:
@@ -133,12 +134,13 @@ def test_the_demo_model_answers_and_equals_the_reference(demo_model_dir: Path) -
     assert outputs == reference_greedy(demo_model_dir, prompts, 10)
 
 
-def test_bfloat16_is_near_float32(tiny_dir: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("architecture", ["llama-gqa-untied", "deepseek-v3-latents"])
+def test_bfloat16_is_near_float32(tiny_dir: Callable[[str], Path], architecture: str) -> None:
     """The narrow format's first-token log-probabilities are those of float32, but for rounding."""
     likely = []
     for dtype in ("float32", "bfloat16"):
         engine = load_engine(
-            tiny_dir("llama-gqa-untied"), dtype=dtype, device="cpu", kv_cache_memory=2**20, threads=1
+            tiny_dir(architecture), dtype=dtype, device="cpu", kv_cache_memory=2**20, threads=1
         )
         assert engine.cache.group.dtype == dtype
         likely.append(first_logprobs(ShuffledWorker(engine), random_prompts((30,))[0]))

@@ -10,6 +10,7 @@ from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DeepseekV3Config,
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
@@ -39,6 +40,23 @@ SHAPE: Final[dict[str, Any]] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+
+LATENT_SHAPE: Final[dict[str, Any]] = {
+    **{key: size for key, size in SHAPE.items() if key != "head_dim"},
+    "num_key_value_heads": 6,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+"""Sizes of models whose heads share latents of 20 + 16 elements, with experts in two groups."""
 
 ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
     "llama-gqa-untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
@@ -79,6 +97,7 @@ ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
     "apertus-numbers-of-no-dimension": ApertusConfig(
         **SHAPE, hidden_act="xielu", rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}
     ),
+    "deepseek-v3-latents": DeepseekV3Config(**LATENT_SHAPE, tie_word_embeddings=False),
     "jetmoe-views-of-attention": JetMoeConfig(
         **{key: value for key, value in SHAPE.items() if key not in ("num_attention_heads", "head_dim")},
         kv_channels=16,

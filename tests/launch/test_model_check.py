@@ -24,10 +24,15 @@ def test_a_worker_is_refused_what_its_own_engine_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bootstrap is not refused it, since its workers may have another engine."""
-    words = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "vocab_size": 8, "max_position_embeddings": 8}
+    words = {
+        "model_type": "gemma3n_text",
+        "num_kv_shared_layers": 2,
+        "vocab_size": 8,
+        "max_position_embeddings": 8,
+    }
     (tmp_path / "config.json").write_text(json.dumps(words))
     check_models(str(tmp_path), "dummy")
     monkeypatch.setattr(engine_table.choose_engine, "__defaults__", ({}, lambda _: True, lambda _: ()))
     check_worker_models(DecodeSettings(model=str(tmp_path), load_format="dummy", engine="vllm"))
-    with pytest.raises(UnsupportedModel, match="it needs multi-head latent attention"):
+    with pytest.raises(UnsupportedModel, match="it needs keys and values shared between layers"):
         check_worker_models(DecodeSettings(model=str(tmp_path), load_format="dummy", engine="torch"))

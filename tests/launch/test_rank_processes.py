@@ -15,6 +15,7 @@ import pytest
 from baton.cli.main import serve_forked_commands
 from baton.launch import exit_reports, rank_exits
 from baton.launch.rank_processes import run_ranks
+from baton.launch.shape_check import check_shape
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import EXIT_FAILED, StartupError
 from baton.runtime.exit_file import ExitFile
@@ -253,6 +254,13 @@ def test_what_the_model_cannot_be_cut_into_is_refused_before_a_rank_is_started(
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(StartupError, match=text):
         run_ranks(load(PrefillSettings, {"model": str(tmp_path), **flags}, {}), {}, serve_forked_commands)
+
+
+def test_latents_are_whole_on_any_number_of_ranks(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "kv_lora_rank": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    check_shape(load(PrefillSettings, {"model": str(tmp_path), "tp": "3"}, {}))
 
 
 async def test_a_metrics_port_that_is_in_use_is_refused_before_a_rank_is_started(ranks: Ranks) -> None:

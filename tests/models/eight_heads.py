@@ -1,16 +1,16 @@
-"""A tiny model for tests with real processes that need other head counts than the demo model has.
+"""Tiny models for tests with real processes that need other attention than the demo model has.
 
-Its weights are random and its tokenizer is the demo model's. It is quick to load and to compute, and its
-heads divide evenly among ranks."""
+Their weights are random and their tokenizer is the demo model's. They are quick to load and to compute, and
+their heads divide evenly among ranks."""
 
 import json
 import shutil
 from pathlib import Path
 from typing import Final
 
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
 
-from tests.engine.tiny_models import save
+from tests.engine.tiny_models import LATENT_SHAPE, save
 
 VOCABULARY: Final = 1024
 """Number of the tokenizer's first tokens that the model has."""
@@ -30,6 +30,13 @@ EIGHT_HEADS: Final = LlamaConfig(
     bos_token_id=None,
     eos_token_id=None,
     pad_token_id=None,
+)
+
+LATENTS: Final = DeepseekV3Config(
+    **LATENT_SHAPE
+    | {"vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 4, "first_k_dense_replace": 2}
+    | {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": CONTEXT},
+    tie_word_embeddings=False,
 )
 
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -53,6 +60,12 @@ def chatting_heads(directory: Path, demo: Path) -> Path:
     bpe["merges"] = [each for each in pairs if "".join(each) in bpe["vocab"]]
     path.write_text(json.dumps(tokenizer))
     return model
+
+
+def latents(directory: Path, demo: Path) -> Path:
+    """A DeepSeek V3 of 4 layers and 4 heads in `directory`, always the same: 1, 2 and 4 ranks can hold it,
+    each with whole latents. `demo`: whose tokenizer it gets."""
+    return with_tokenizer(save(LATENTS, directory), demo)
 
 
 def with_tokenizer(directory: Path, demo: Path) -> Path:

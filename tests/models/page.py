@@ -25,12 +25,12 @@ INTRODUCTION: Final = """\
 # Which models are served?
 
 Look yours up by its name, or by the `model_type` in its `config.json`. This page is of transformers
-{version}. `{rewrite}` writes it. It builds a small model of random weights for every type, with the
-features of its releases (scaled rotations, windows, soft caps, sinks, the pattern of its layers).
-It compares Baton's answers with `generate`'s in float32, token for token, and their log
-probabilities. Prompts have 5, 70 and 300 tokens (windows of 64). They run alone and together, in
-chunks of 512 and of 40, after a hand-over to another cache, and after another prompt's prefix.
-`make verify-models` does the same and compares this page with it.
+{version}. `{rewrite}` writes it. It builds a small model of random weights for
+every type, with the features of its releases (scaled rotations, windows, soft caps, sinks, the
+pattern of its layers). It compares Baton's answers with `generate`'s in float32, token for token,
+and their log probabilities. Prompts have 5, 70 and 300 tokens (windows of 64). They run alone and
+together, in chunks of 512 and of 40, after a hand-over to another cache, and after another prompt's
+prefix. `make verify-models` does the same and compares this page with it.
 
 * **Served** means that all of that was equal. Nothing else is served: any other model is refused at
   the start, with the words of this page.
@@ -38,14 +38,15 @@ chunks of 512 and of 40, after a hand-over to another cache, and after another p
   and [below](#with-vllms-engine).
 * If the library's own attentions differ from each other (with ALiBi, for one), the column *with*
   says which one was compared.
+* *Latents* in the column *with*: a page holds the compressed keys and values that all heads share
+  (MLA), and no keys and values of each head.
 * If a model reads images or sound too, its text is served.
 * Quantized checkpoints are dequantized as they are loaded: FP8, compressed-tensors, MXFP4, NVFP4,
   GPTQ and AWQ ([which](engine.md#quantized-checkpoints)).
 * How a step is computed, and what that costs, is in
   [engine.md](engine.md#ways-of-computing-a-step).
 
-Of {types} types of language models {equal} are served, and of {containers} types that read more
-{texts}.
+Of {types} types of language models {equal} are served, and of {containers} types that read more {texts}.
 
 ## By name
 

@@ -68,6 +68,15 @@ TEXT: Final[Fields] = {
 }
 """Fields that decide the size of a language model, and those that keep it from ending an answer. `Size` has
 the others."""
+LATENT: Final[Fields] = {
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "qk_head_dim": 40,
+    "v_head_dim": 12,
+}
+"""Fields that decide the size of latents, and of heads of keys and values made of them."""
 TOWER: Final[Fields] = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "embed_dim", "d_model", "projection_dim"), 32),
     **dict.fromkeys(("num_hidden_layers", "depth", "encoder_layers", "num_layers"), 1),
@@ -113,6 +122,7 @@ BESIDE: Final[Mapping[str, Fields]] = {
     "laguna": {"layer_types": ["full_attention"] + ["sliding_attention"] * 3},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "longcat_flash": {"zero_expert_num": 3},
     "mellum": {"layer_types": ["full_attention"] + ["sliding_attention"] * 3},
     "minimax_m3_vl_text": {"layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3},
     "muse_spark_audio": {"num_hidden_layers": 4},
@@ -131,6 +141,8 @@ class Size:
 
     hidden: int = 64
     head: int = 16
+    latent: bool = True
+    """Whether latents are small, too, and not as they are released."""
 
     @property
     def text(self) -> Fields:
@@ -138,7 +150,7 @@ class Size:
         hidden = ("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim")
         head = ("head_dim", "kv_channels", "query_pre_attn_scalar")
         widths = dict.fromkeys(hidden, self.hidden) | dict.fromkeys(head, self.head)
-        return TEXT | widths | {"rotary_dim": self.head // 2}
+        return TEXT | widths | {"rotary_dim": self.head // 2} | (LATENT if self.latent else {})
 
     @property
     def tower(self) -> Fields:
@@ -238,6 +250,8 @@ def _small(released: PreTrainedConfig, sizes: Fields, beside: Fields, head: int 
     """The fields that make `released` small: of its own, those of `sizes`, and all of `beside`. `head`:
     elements of a head whose rotation is scaled, if it is to be."""
     fields = {key: value for key, value in sizes.items() if _has(released, key)}
+    if "kv_lora_rank" in fields:  # all heads share latents
+        fields["num_key_value_heads"] = HEADS
     for key in REACHES:
         if not isinstance(getattr(released, key, None), int):
             fields.pop(key, None)

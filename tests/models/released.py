@@ -34,6 +34,8 @@ RELEASED: Final[tuple[tuple[str, str, str], ...]] = (
     ("deepseek-ai/DeepSeek-R1", "deepseek_v3", "FP8"),
     ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek_v32", "FP8"),
     ("moonshotai/Kimi-K2.5", "kimi_k25", "int4, compressed-tensors"),
+    ("meituan-longcat/LongCat-Flash-Chat", "longcat_flash", ""),
+    ("openbmb/MiniCPM3-4B", "minicpm3", ""),
     ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "kimi_linear", ""),
     ("openai/gpt-oss-20b", "gpt_oss", "MXFP4"),
     ("openai/gpt-oss-120b", "gpt_oss", "MXFP4"),

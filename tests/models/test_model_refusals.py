@@ -28,13 +28,15 @@ LLAMA: Final = {
 }
 SERVED_ELSEWHERE: Final = "docs/models.md lists what is served, and other engines (vLLM, SGLang) serve more"
 BY_CONFIGURATION: Final[list[tuple[dict[str, Any], str]]] = [
-    ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "it needs multi-head latent attention (MLA);"),
-    ({"model_type": "deepseek_v3"}, "it needs multi-head latent attention (MLA);"),
     (
-        {"model_type": "kimi_k2", "kv_lora_rank": 512},
-        "(kimi_k2) cannot be served: it needs multi-head latent attention (MLA);",
+        {"model_type": "deepseek_v32", "kv_lora_rank": 512},
+        "(deepseek_v32) cannot be served: it needs layers of type indexed_attention;",
     ),
-    ({"model_type": "kimi_k2"}, "(kimi_k2) cannot be served: it needs multi-head latent attention (MLA);"),
+    ({"model_type": "glm_moe_dsa"}, "it needs layers of type indexed_attention;"),
+    (
+        {"model_type": "kimi_linear", "kv_lora_rank": 512},
+        "it needs linear-attention or state-space (Mamba) layers;",
+    ),
     ({"model_type": "mamba", "state_size": 16}, "it needs state-space or recurrent layers (Mamba, RWKV);"),
     ({"model_type": "mamba"}, "it needs state-space or recurrent layers (Mamba, RWKV);"),
     ({"model_type": "qwen3_next"}, "it needs linear-attention or state-space (Mamba) layers;"),
@@ -69,7 +71,7 @@ BY_CONFIGURATION: Final[list[tuple[dict[str, Any], str]]] = [
     ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "weights quantised by gptq of 3 bits"),
     (
         {"model_type": "kimi_k2", "quantization_config": {"quant_method": "aqlm"}},
-        "it needs multi-head latent attention (MLA), weights quantised by aqlm",
+        "(kimi_k2) cannot be served: it needs weights quantised by aqlm",
     ),
 ]
 
@@ -105,6 +107,8 @@ def test_a_model_is_refused_by_its_configuration(model: Path, words: dict[str, A
         {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
         {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
         {"quantization_config": {"quant_method": "fp8"}},
+        {"model_type": "deepseek_v3", "kv_lora_rank": 512},
+        {"model_type": "kimi_k2"},
     ],
 )
 def test_a_model_that_may_be_served_is_not(model: Path, words: dict[str, Any]) -> None:
@@ -396,7 +400,7 @@ def test_a_command_refuses_before_it_imports_or_starts_anything(
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f"open({str(noted)!r}, 'w').close()\nraise ImportError\n")
     (model / "tokenizer.json").write_text("{}")
-    words = LLAMA | {"kv_lora_rank": 512}
+    words = LLAMA | {"num_kv_shared_layers": 2}
     bad = model
     if draft:
         bad = model.with_name("draft")
@@ -415,7 +419,7 @@ def test_a_command_refuses_before_it_imports_or_starts_anything(
         timeout=60,
         check=False,
     )
-    assert "cannot be served: it needs multi-head latent attention (MLA)" in done.stderr
+    assert "cannot be served: it needs keys and values shared between layers" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert (done.returncode, done.stdout) == (1, "")
     assert not noted.exists()

@@ -102,6 +102,8 @@ def sights_of(engine: TorchEngine) -> Iterator[str]:
         yield "windows"
     if any(span.in_chunks for span in spans):
         yield "chunks"
+    if engine.model.geometry.latent is not None:
+        yield "latents"
     if any(each.softcap is not None for each in layers):
         yield "soft caps"
     if any(each.sinks is not None for each in layers):

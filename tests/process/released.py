@@ -45,4 +45,6 @@ SHAPES: Final[dict[str, Shape]] = {
     "gpt-oss, mxfp4": Shape("gpt_oss", MXFP4),
     "minimax m2, fp8": Shape("minimax_m2", FP8_IN_BLOCKS),
     "glm 4.5, fp8": Shape("glm4_moe", FP8_BY_ROW),
+    "deepseek v3, fp8": Shape("deepseek_v3", FP8_IN_BLOCKS),
+    "kimi k2.5, int4": Shape("kimi_k25", INT4),
 }

@@ -20,7 +20,7 @@ from baton.engine.loading.engine_loading import load_engine
 from baton.rooms.request import Sampling, Token
 from tests.engine.ranks.rank_scenarios import drawn
 from tests.http import web
-from tests.models.eight_heads import VOCABULARY, eight_heads
+from tests.models.eight_heads import VOCABULARY, eight_heads, latents
 from tests.pairwise import Case, cover, every
 from tests.process.load import Asked, Load, Pair, any_prompts, asked
 from tests.process.stack import SPLIT, Stack, running_stack
@@ -54,12 +54,16 @@ TEXTS = (
 )
 
 ONE, A_HEAD_EACH, COPIES = "one", "a head each", "copies"
-TENSOR: Final = {"small": {ONE: 1, A_HEAD_EACH: 2, COPIES: 4}, "demo": {ONE: 1, A_HEAD_EACH: 3}}
+TENSOR: Final = {
+    "small": {ONE: 1, A_HEAD_EACH: 2, COPIES: 4},
+    "demo": {ONE: 1, A_HEAD_EACH: 3},
+    "latent": {ONE: 1, COPIES: 2},
+}
 """Tensor ranks, by how many of the model's KV heads each of them holds."""
 RANKS_MAX: Final = 9
 """Most ranks of a worker, because each takes memory."""
 SHAPES: Final[dict[str, Sequence[Any]]] = {
-    "model": ("small", "demo"),
+    "model": ("small", "demo", "latent"),
     "prefill": (ONE, A_HEAD_EACH, COPIES),
     "stages": (1, 2, 3),
     "decode": (ONE, A_HEAD_EACH, COPIES),
@@ -107,8 +111,10 @@ OTHERS: Final = [each for each in by_every_way(every(SHAPES, possible)) if shape
 
 @pytest.fixture(scope="session")
 def models(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The demo model has 9 heads, 3 KV heads and 30 layers; the small one 8, 2 and 4."""
+    """The demo model has 9 heads, 3 KV heads and 30 layers; the small one 8, 2 and 4. The third has 4 heads,
+    which share one latent."""
     return {
+        "latent": latents(tmp_path_factory.mktemp("latents"), demo_model_dir),
         "small": eight_heads(tmp_path_factory.mktemp("eight-heads"), demo_model_dir),
         "demo": demo_model_dir,
     }
@@ -121,7 +127,7 @@ def small_asked(directory: Path) -> Asked:
 @pytest.fixture
 def known(case: Case, models: dict[str, Path]) -> Asked:
     directory = models[case["model"]]
-    if case["model"] == "small":
+    if case["model"] != "demo":
         return small_asked(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     prompts = [list(tokenizer(text)["input_ids"]) for text in TEXTS]
@@ -146,7 +152,7 @@ def stack(case: Case, models: dict[str, Path]) -> Iterator[Stack]:
         bootstrap=STEADY,
         dtype="float32",
         kv_checksum=case["checksum"],
-        kv_cache_memory="8MiB" if case["model"] == "small" else "64MiB",
+        kv_cache_memory="64MiB" if case["model"] == "demo" else "8MiB",
     ) as stack:
         yield stack
 

@@ -19,8 +19,8 @@ from tests.process.test_groups import PATIENT, STEADY
 OUTPUT_TOKENS = 10
 PROMPTS = any_prompts((5, 63, 64, 65, 100, 129, 200, 300), VOCABULARY)
 CHUNK_TOKENS = "48"
-HERE = {"gemma 3, int4", "gpt-oss, mxfp4"}
-"""Windows, other numbers, and experts. The others are `make verify-models`'."""
+HERE = {"gemma 3, int4", "gpt-oss, mxfp4", "deepseek v3, fp8"}
+"""Windows, other numbers, experts, and latents. The others are `make verify-models`'."""
 PAIRS = {("prefill-0", "decode-0"), ("prefill-1", "decode-1")}
 TWO, ONE = {"tp": "2"}, {"tp": "1"}
 

@@ -11,6 +11,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
+from baton.pages.layout import KvGroup, full_group, latent_group
+
 Position = TypeVar("Position", int, torch.Tensor)
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
 """Function (batch, head, query position, key position) that returns whether the query may attend to the key.
@@ -38,7 +40,18 @@ class Geometry:
     layers: int
     query_heads: int
     kv_heads: int
+    """Number of KV heads in pages. 1 with latents, which all query heads share."""
     head_dim: int
+    latent: tuple[int, int] | None = None
+    """Elements of a token's compressed keys and values, and of its rotated key, if pages store these instead
+    of keys and values (MLA)."""
+
+    def kv_group(self, dtype: str, page_tokens: int) -> KvGroup:
+        """Return the KV group of all layers and heads."""
+        layers = tuple(range(self.layers))
+        if self.latent is not None:
+            return latent_group(dtype, page_tokens, layers, sum(self.latent))
+        return full_group(dtype, page_tokens, layers, tuple(range(self.kv_heads)), self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

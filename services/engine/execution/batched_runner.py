@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 
 from baton.engine.execution.attention_span import AttentionSpan
+from baton.engine.execution.latent_attention import attention_over
 from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import PagedKvCache
@@ -38,5 +39,5 @@ class BatchedRunner(StatelessRunner):
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
         plan = make_plan(split_drafts(rows), self.cache, self._device)
-        attention = PagedAttention(plan, self.cache, self._spans)
+        attention = attention_over(plan, self.cache, self._spans)
         return self._model(plan.tokens, plan.positions, plan.keep, attention)

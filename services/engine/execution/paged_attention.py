@@ -120,8 +120,7 @@ class PagedAttention:
         [T, planes * kv heads, head_dim], keys before values. `attention`: options of the layer, without its
         span.
         """
-        if layer in self._spans:
-            attention = replace(attention, span=self._spans[layer])
+        attention = self._with_span(layer, attention)
         plan = self._plan
         self._cache.write(layer, plan.write, entries.reshape(-1, entries.shape[2]))
         if plan.only_group is not None:
@@ -135,11 +134,14 @@ class PagedAttention:
         folded = query.view(len(query), kv_heads, -1, query.shape[2]).permute(1, 2, 0, 3)
         for row in plan.continued:
             self._cache.read(layer, row.pages, row.buffer)
-            _attend_row(out, folded, row, row.keys, row.values, attention)
+            attend_row(out, folded, row, row.keys, row.values, attention)
         for first in plan.firsts:
             own = entries[first.begin : first.end].transpose(0, 1)
-            _attend_row(out, folded, first, own[:kv_heads], own[kv_heads:], attention)
+            attend_row(out, folded, first, own[:kv_heads], own[kv_heads:], attention)
         return out
+
+    def _with_span(self, layer: int, attention: LayerAttention) -> LayerAttention:
+        return replace(attention, span=self._spans[layer]) if layer in self._spans else attention
 
     def _attend_group(
         self, layer: int, group: DecodeGroup, query: torch.Tensor, attention: LayerAttention
@@ -178,7 +180,7 @@ def _weights(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     return torch.softmax(torch.cat((scores, sinks.to(scores.dtype)), dim=-1), dim=-1)[..., :-1]
 
 
-def _attend_row(
+def attend_row(
     out: torch.Tensor,
     folded: torch.Tensor,
     part: ContinuedRow | FirstRow,
@@ -196,13 +198,13 @@ def _attend_row(
     if query.device.type == "cpu" or not attention.is_plain:
         _attend_in_blocks(target, query, keys, values, attention)
         return
-    shape = (*query.shape[:2], *keys.shape[1:])
     span = attention.span
     is_causal = isinstance(part, FirstRow) and not (span and span.binds(keys.shape[1]))
+    keys, values = (each[:, None].expand(*query.shape[:2], *each.shape[1:]) for each in (keys, values))
     attended = scaled_dot_product_attention(
         query,
-        keys[:, None].expand(shape),
-        values[:, None].expand(shape),
+        keys,
+        values,
         attn_mask=None if is_causal else part.masks.of(span),
         is_causal=is_causal,
         scale=attention.scaling,
@@ -223,6 +225,7 @@ def _attend_in_blocks(
     head and in smaller pieces, whose overhead is as large as their computation.
     """
     kv_heads, shared, tokens, head_dim = query.shape
+    width = values.shape[2]
     before = keys.shape[1] - tokens
     keys, values = keys.transpose(1, 2).contiguous(), values.contiguous()
     later = query.new_full((BLOCK, BLOCK), float("-inf")).triu_(1)
@@ -245,4 +248,4 @@ def _attend_in_blocks(
         if sinks is not None:
             sinks = sinks.view(kv_heads, shared, 1, 1).expand(-1, -1, count, 1).reshape(kv_heads, -1, 1)
         attended = torch.bmm(_weights(scores, sinks), values[:, first:stop])
-        out[begin:end] = attended.view(kv_heads * shared, count, head_dim).transpose(0, 1)
+        out[begin:end] = attended.view(kv_heads * shared, count, width).transpose(0, 1)

@@ -63,9 +63,9 @@ class DecodeGroup:
     """
     keys: torch.Tensor
     """Keys of the layer just read: [kv heads * B, S, head_dim], where S is the tokens of all pages of a
-    row."""
+    row. With latents (MLA), these, of one head."""
     values: torch.Tensor
-    """Values of the layer just read: [kv heads * B, S, head_dim]."""
+    """Values of the layer just read: [kv heads * B, S, head_dim]. With latents, these once more."""
     masks: AttentionMasks
     """Masks [kv heads * B, 1, S] that are added to the scores: 0 for visible keys, -inf for others."""
 
@@ -301,8 +301,8 @@ def _read_buffer(
     """
     entries = cache.group.page_tokens * cache.head_dim
     buffer = cache.tensor.new_empty(cache.planes, len(cache.group.heads), len(pages), entries)
-    keys, values = buffer.view(cache.planes, matrices, -1, cache.head_dim)
-    return buffer.permute(2, 1, 0, 3), keys, values
+    vectors = buffer.view(cache.planes, matrices, -1, cache.head_dim)
+    return buffer.permute(2, 1, 0, 3), vectors[0], vectors[-1]
 
 
 def integers(values: list[int]) -> torch.Tensor:

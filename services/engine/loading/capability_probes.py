@@ -32,6 +32,7 @@ from baton.engine.execution.attention_span import (
     attention_options,
     find_span,
 )
+from baton.engine.execution.latent_attention import absorbed, defers_expansion, expanded, projected
 from baton.engine.loading.text_model import maker_of, text_of
 from baton.models.model_facts import UnsupportedModel
 from baton.models.model_requirements import (
@@ -39,7 +40,6 @@ from baton.models.model_requirements import (
     DIFFERING,
     DRAWS,
     ENCODER,
-    LATENT,
     LATER,
     OTHER_LAYERS,
     SEEING,
@@ -166,6 +166,11 @@ class AttentionProbe:
         """
         self._windows: dict[int, int] = {}
         """Sliding window in tokens that a layer's attention call states besides its mask, by layer id."""
+        self._latents: dict[int, tuple[int, int]] = {}
+        """Elements of a token's compressed keys and values, and of its rotated key, by the id of a layer that
+        passes these (MLA)."""
+        self._projection_gap = 0.0
+        """Largest difference between attention over latents and over the keys and values made of them."""
 
     def __call__(
         self,
@@ -179,6 +184,9 @@ class AttentionProbe:
         if not isinstance(layer, int) or layer in self._calls:
             self._needs.append("attention that is not once per numbered layer")
         else:
+            if defers_expansion(module):
+                self._latents[layer] = (key.shape[3], value.shape[3])
+                key, value = self._expanded(module, query, torch.cat((key[0, 0], value[0, 0]), dim=1))
             self._calls[layer] = (query, key, value)
             self._see(layer, query, options)
         if getattr(module, "is_causal", True) is False:
@@ -188,6 +196,17 @@ class AttentionProbe:
                 continue
             self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def _expanded(
+        self, module: torch.nn.Module, query: torch.Tensor, latents: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [1, heads, T, elements] of `latents` [T, elements]."""
+        keys, values = expanded(module, latents)
+        scores = torch.matmul(absorbed(module, query[0].transpose(0, 1)).transpose(0, 1), latents.T)
+        results = projected(module, latents[:, None].expand(-1, len(keys), -1)).transpose(0, 1)
+        pairs = ((scores, query[0] @ keys.transpose(1, 2)), (results, values))
+        self._projection_gap = max(self._projection_gap, *(gap(*each) for each in pairs))
+        return keys[None], values[None]
 
     def add_need(self, need: str) -> None:
         """Add the description of a feature that the model needs and that is not implemented."""
@@ -232,8 +251,14 @@ class AttentionProbe:
         shapes = [(query.shape, key.shape, value.shape) for query, key, value in self._calls.values()]
         if len(set(shapes)) > 1:
             self._needs.append("layers of differing shapes")
+        latents = set(self._latents.values())
+        if self._latents and (len(latents) > 1 or self._latents.keys() != self._calls.keys()):
+            self._needs.append("layers of differing latents")
+        if self._projection_gap > TOLERANCES[dtype]:
+            self._needs.append("latents that one projection does not expand")
         for query, key, value in shapes:
-            if key != value or query[3] != key[3] or query[1] % key[1]:
+            fits = query[1] == key[1] == value[1] if latents else key == value and query[1] % key[1] == 0
+            if not fits or query[3] != key[3]:
                 self._needs.append(OTHER_SHAPES)
         self._needs += whole._needs
         seen = {
@@ -246,6 +271,8 @@ class AttentionProbe:
             self._needs.append(COUNTING)
         _refuse(name, _setting(config, "model_type"), self._needs)
         query, key, _ = shapes[0]
+        if latents:
+            return Geometry(total, query[1], kv_heads=1, head_dim=key[3], latent=latents.pop())
         return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
 
     def like(self, other: "AttentionProbe", dtype: str) -> bool:
@@ -320,7 +347,6 @@ def _setting(config: Any, key: str) -> Any:
 NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
     DIFFERING: lambda config: bool(_setting(config, "is_heterogeneous")),
     ENCODER: lambda config: bool(_setting(config, "is_encoder_decoder")),
-    LATENT: lambda config: bool(_setting(config, "kv_lora_rank")),
     LATER: lambda config: (
         bool(_setting(config, "use_bidirectional_attention")) or _setting(config, "is_causal") is False
     ),

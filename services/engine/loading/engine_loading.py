@@ -20,7 +20,7 @@ from baton.inference.device import find_device, find_dtype
 from baton.inference.kv_memory import pages_that_fit
 from baton.inference.remote_writes import flush_for
 from baton.inference.step_engine import drawing_rank
-from baton.pages.layout import KvLayout, full_group
+from baton.pages.layout import KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat, Quantize
@@ -106,11 +106,9 @@ def _whole_layout(
     model: LibraryModel, dtype: str, page_tokens: int, quantization: WeightQuantization | None
 ) -> KvLayout:
     """Return the layout of the worker's KV pages over all ranks."""
-    geometry = model.geometry
-    layers, heads = tuple(range(geometry.layers)), tuple(range(geometry.kv_heads))
     return KvLayout(
         model=model.facts.fingerprint,
-        groups=(full_group(dtype, page_tokens, layers, heads, geometry.head_dim),),
+        groups=(model.geometry.kv_group(dtype, page_tokens),),
         context_length=model.facts.context_length,
         quantize=(Quantize.NONE if quantization is None else quantization.how).value,
     )

@@ -11,6 +11,7 @@ import torch
 
 from baton.engine.execution.attention_span import Geometry, LayerAttention
 from baton.engine.execution.exact_reference import exactly
+from baton.engine.execution.latent_attention import defer_expansion
 from baton.engine.execution.model_structure import (
     ROTATED_TOKENS,
     ROTATION_TOLERANCES,
@@ -171,10 +172,11 @@ class LibraryModel:
         last = order.new_tensor([len(order) - 1])
         try:
             with nullcontext() if shard is None else shard.link.cut():
-                finds = self._finds_positions(tokens, last)
-                logits = self.logits(tokens[:, order], order[None], last, probe)
                 with recording_masks():
                     self.logits(tokens, None, last, whole)
+                defer_expansion(module)
+                finds = self._finds_positions(tokens, last)
+                logits = self.logits(tokens[:, order], order[None], last, probe)
                 self.logits(tokens[:, order], None, last, counted)
         except torch.OutOfMemoryError:
             raise

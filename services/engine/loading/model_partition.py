@@ -27,6 +27,7 @@ from baton.engine.loading.rank_exchanges import (
     SkippedLayer,
     SkippedTail,
     dispatch_experts,
+    divide_input,
     receive_input,
     sum_results,
 )
@@ -54,6 +55,8 @@ PACKED_COLUMNS is the same by columns.
 SUMMED: Final = ("moe_tp_experts", "all_reduce")
 """Tensor-parallel styles of modules whose results are partial sums, which are added up over the ranks."""
 BY_EXPERT: Final = "grouped_gemm"
+IDENTITY: Final = "moe_identity_expert"
+"""Tensor-parallel style of an expert that returns its input, among experts whose results are added up."""
 DISPATCHED: Final = "ep_dispatch_experts"
 """Tensor-parallel style of experts of which each rank has some whole ones."""
 WHOLE: Final = (
@@ -62,13 +65,14 @@ WHOLE: Final = (
     "embedding_rowwise",
     "embedding_colwise",
     "local_params",
+    "mla_kv_a_proj",
 )
 """Tensor-parallel styles of modules that are replicated: every rank computes them whole."""
 STAGED: Final = ("embed_tokens", "layers", "norm")
 """Names of the modules of a transformers implementation that can be divided into pipeline stages without a
 plan of its own."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
-QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
+QUERIES: Final = ("q_proj", "q_b_proj", "qkv_proj", "query_key_value")
 """Names that transformers implementations use for the query projection, alone or joined with keys
 and values."""
 ALL_HEADS: Final = "qkv_proj"
@@ -78,9 +82,12 @@ PAIR: Final = "gate_up_proj"
 FED: Final = {"o_proj": QUERIES, "out_proj": QUERIES, "down_proj": (PAIR,)}
 """Names of the divided projections whose results are the input of another projection, by the name of that
 other one."""
+LATENT_PARTS: Final = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
+"""Names of the modules that compute latents (MLA). Every rank computes them whole."""
 COMMON: Final[Mapping[str, Mapping[str, str]]] = {
     "self_attn": {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS, "out_proj": ROWS}
-    | {"gate_proj": COLUMNS, "sinks": COLUMNS},
+    | {"gate_proj": COLUMNS, "sinks": COLUMNS, "q_b_proj": COLUMNS, "kv_b_proj": COLUMNS}
+    | dict.fromkeys(LATENT_PARTS, "replicate"),
     "mlp": {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS},
 }
 """Tensor-parallel styles of linear layers by their names, for the attention and the feed-forward block of a
@@ -117,20 +124,21 @@ def partition_stages(name: str, module: Any, shard: RankShard) -> Any:
         for child, _ in _with_weights(holder, named):
             _refuse(name, module, f"a stage for {child}, which its pipeline plan does not name")
     all_layers = list(getattr(base, layer_lists[0]))
+    own = shard.own_layers(name, len(all_layers))
     behind = plan[plan.index(layer_lists[0]) + 1 :]
     if shard.layers[0] > 0:
         for key, embedding in _with_weights(base, [layer_lists[0], *behind]):
             if not isinstance(embedding, nn.Embedding):
                 _refuse(name, module, f"a stage that begins behind {key}, which is no embedding")
             setattr(base, key, MissingEmbedding(embedding, shard.link))
-        receive_input(all_layers[shard.layers[0]], shard.link)
+        receive_input(all_layers[own[0]], shard.link)
     if not shard.last:
         for key in behind:
-            setattr(base, key, SkippedTail(name, all_layers[shard.layers[-1]]))
+            setattr(base, key, SkippedTail(name, all_layers[own[-1]]))
         for key in heads:
             setattr(module, key, nn.Identity())
     # Skipped layers keep their index: definitions count their layers.
-    here = [each if layer in shard.layers else SkippedLayer(each) for layer, each in enumerate(all_layers)]
+    here = [each if layer in own else SkippedLayer(each) for layer, each in enumerate(all_layers)]
     setattr(base, layer_lists[0], nn.ModuleList(here))
     return module if shard.last else base
 
@@ -147,9 +155,12 @@ def partition_weights(name: str, module: Any, shard: RankShard) -> dict[str, Cut
     partitioner = WeightPartitioner(name, module, shard, plan)
     for path, child in [*module.named_parameters(), *module.named_modules()]:
         style = plan.get(_pattern(path))
-        if style is None or style in WHOLE or isinstance(child, MissingEmbedding | SkippedTail | nn.Identity):
+        if style is None or style in WHOLE or isinstance(child, MissingEmbedding | SkippedTail):
             continue
-        if isinstance(child, nn.Parameter):
+        if isinstance(child, nn.Identity):
+            if style == IDENTITY:
+                divide_input(child, shard.tensor_ranks)
+        elif isinstance(child, nn.Parameter):
             partitioner.parameter(path, child, style)
         elif type(child).forward is nn.Linear.forward:
             partitioner.linear(path, child, style)
@@ -284,7 +295,7 @@ class WeightPartitioner:
                     if getattr(holder, word, None) == getattr(shard.whole, heads):
                         setattr(holder, word, getattr(shard.seen, heads))
         for own, child in list(attention.named_children()):
-            if not isinstance(child, nn.Linear | RowParallelLinear):
+            if own not in LATENT_PARTS and not isinstance(child, nn.Linear | RowParallelLinear):
                 for word, weight in child.named_parameters(recurse=False):
                     self._norm(attention, own, child, f"{path}.{own}.{word}", weight)
 

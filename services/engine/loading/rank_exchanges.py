@@ -167,6 +167,12 @@ def sum_results(module: nn.Module, link: RankLink) -> None:
     module.register_forward_hook(lambda _, __, out: link.rank_group.sum(out))
 
 
+def divide_input(module: nn.Module, ranks: int) -> None:
+    """Divide the input of `module` by the number of ranks, which all have the same, and whose results are
+    added up."""
+    module.register_forward_pre_hook(lambda _, given: (given[0] / ranks, *given[1:]))
+
+
 def dispatch_experts(experts: Any, own: range, link: RankLink) -> None:
     """Make the module `experts` compute only this rank's experts, whose ids are `own`, and sum its results
     over ranks.

@@ -10,7 +10,7 @@ from baton.engine.loading.text_model import text_of
 from baton.inference.collectives import Collectives, LocalCollectives
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.errors import DoesNotDivide
-from baton.pages.layout import KvLayout, full_group
+from baton.pages.layout import KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 
@@ -67,6 +67,19 @@ class RankShard:
     def tensor_rank(self) -> int:
         return self.link.rank_group.topology.coordinates(self.link.rank_group.rank).tensor
 
+    def own_layers(self, name: str, count: int) -> range:
+        """Return the indices of this stage's layers among all `count` of the model `name`.
+
+        A layer of LongCat has two attentions, each with KV of its own. Raises CannotSplit if a stage would
+        have one of them.
+        """
+        attentions = max(self.whole.layers // count, 1)
+        begin, end = self.layers[0], self.layers[-1] + 1
+        if begin % attentions or end % attentions:
+            stages = self.link.rank_group.topology.pipeline
+            raise CannotSplit(f"--pp {stages}: a stage of the model {name} would end within a layer")
+        return range(begin // attentions, end // attentions)
+
     @property
     def seen(self) -> Geometry:
         """Sizes of attention as this rank computes it: those of the whole model, but with this rank's numbers
@@ -92,9 +105,8 @@ def find_rank_shard(name: str, config: Any, rank_group: Collectives) -> RankShar
             f"--tp {topology.tensor}: the model {name} has {whole.query_heads} attention heads, which is no "
             "multiple of it"
         )
-    every = full_group("", 1, tuple(range(whole.layers)), tuple(range(whole.kv_heads)), whole.head_dim)
     try:
-        (rank,) = rank_layout(KvLayout(name, (every,)), topology, rank_group.rank).groups
+        (rank,) = rank_layout(KvLayout(name, (whole.kv_group("", 1),)), topology, rank_group.rank).groups
     except DoesNotDivide as error:
         stages = f"--pp {topology.pipeline}: the model {name} has {whole.layers} layers"
         heads = f"--tp {topology.tensor}: the model {name} has {whole.kv_heads} KV heads, which is neither a "
@@ -114,5 +126,10 @@ def _geometry(name: str, config: Any) -> Geometry:
             f"the model {name} ({config.model_type}) cannot be served by several ranks: its configuration "
             "does not say how many layers and heads it has"
         )
+    compressed, plain, rotated = (
+        getattr(config, key, None) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+    )
+    if compressed and isinstance(plain, int) and isinstance(rotated, int):
+        return Geometry(layers, queries, 1, plain + rotated, (compressed, rotated))
     head_dim = getattr(config, "head_dim", None) or (hidden or 0) // queries
     return Geometry(layers, queries, heads, head_dim)

@@ -30,6 +30,7 @@ from baton.engine.execution.compiled_step import (
 from baton.engine.execution.execution import Execution
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.fused_decoder import FusedDecoder
+from baton.engine.execution.latent_attention import attention_over
 from baton.engine.execution.model_structure import UnknownStructure
 from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.row_by_row import RowByRowExecution
@@ -323,7 +324,7 @@ def comparison_results(model: LibraryModel, execution: Execution, kv: KvGroup) -
             elif isinstance(execution, BatchedExecution):
                 plan = make_plan(rows, cache, model.device)
                 keep = torch.arange(plan.tokens.shape[1], device=model.device)
-                attention = PagedAttention(plan, cache, spans)
+                attention = attention_over(plan, cache, spans)
                 logits = execution.compute(plan.tokens, plan.positions + later, keep, attention)
             else:
                 raise AssertionError(f"an execution {execution.kind} is not compared")

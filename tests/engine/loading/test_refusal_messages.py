@@ -73,8 +73,8 @@ def llama(tiny_dir: Callable[[str], Path], tmp_path: Path) -> Path:
         ({"hidden_act": "nonesuch"}, "its config.json names 'nonesuch', which the library does not have"),
         ({"vocab_size": 140}, "the weight lm_head.weight has the shape [131, 48], not [140, 48]"),
         (
-            {"model_type": "kimi_k2"},
-            "(deepseek_v3) cannot be served: it needs multi-head latent attention (MLA);",
+            {"model_type": "deepseek_v32"},
+            "(deepseek_v32) cannot be served: it needs layers of type indexed_attention;",
         ),
     ],
 )

@@ -39,7 +39,7 @@ from baton.topology import Topology
 from tests.engine import tiny_models
 
 BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
-    ("DeepseekV3Config", {}, r"multi-head latent attention \(MLA\)"),
+    ("DeepseekV32Config", {}, "layers of type indexed_attention"),
     ("T5Config", {}, "an encoder"),
     ("Qwen3NextConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),
     ("BambaConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),

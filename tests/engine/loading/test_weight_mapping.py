@@ -305,3 +305,25 @@ def test_what_is_computed_in_float32_beside_a_narrow_model_is_so_on_every_rank(
         wide = {name for name, each in weights.items() if each.dtype == torch.float32}
         routers = (f"model.layers.{layer}.mlp.gate." for layer in (1, 2))
         assert wide == {router + own for router in routers for own in ("weight", "e_score_correction_bias")}
+
+
+@pytest.mark.parametrize("ranks", [Topology(), Topology(2)], ids=str)
+def test_a_layer_that_predicts_several_tokens_is_ignored_as_the_library_ignores_it(
+    tmp_path: Path, ranks: Topology
+) -> None:
+    """Releases of DeepSeek V3 have its weights after those of the last layer, expert by expert."""
+    directory = tiny_models.save(tiny_models.ARCHITECTURES["deepseek-v3-latents"], tmp_path / "plain")
+    plain = load_model(directory, "float32", "cpu", LocalCollectives(ranks, 0)).weights()
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    predictor = {
+        name.replace(".layers.2.", ".layers.3."): torch.full_like(weight, torch.nan)
+        for name, weight in weights.items()
+        if ".layers.2." in name
+    }
+    assert "model.layers.3.mlp.experts.7.down_proj.weight" in predictor
+    predictor["model.layers.3.eh_proj.weight"] = torch.full((48, 96), torch.nan)
+    save_file(weights | predictor, file, PT)
+    loaded = load_model(directory, "float32", "cpu", LocalCollectives(ranks, 0)).weights()
+    assert all(map(torch.equal, loaded, plain))
+    assert len(loaded) == len(plain)

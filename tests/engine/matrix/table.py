@@ -67,6 +67,18 @@ LLAMA4: Final[dict[str, Any]] = {
     "floor_scale": 48,
     "attn_scale": 0.5,
 }
+YARN: Final[dict[str, Any]] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+LATENT: Final[dict[str, Any]] = {**tiny_models.LATENT_SHAPE, "rope_parameters": YARN}
+LONGER: Final[dict[str, Any]] = {**YARN, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 16 / 40}
 PIXTRAL: Final[dict[str, Any]] = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -157,6 +169,22 @@ TYPES: Final[dict[str, Entry]] = {
     ),
     "granite, windows and sinks": Entry(
         _of("GraniteSWAConfig", **FOUR), LIBRARY, (ALL, SEEN, SEEN, SEEN), ("sinks",)
+    ),
+    "deepseek v3": Entry(_of("DeepseekV3Config", **LATENT), LIBRARY, (ALL,) * 3),
+    "deepseek v2, queries not compressed": Entry(
+        _of("DeepseekV2Config", **{**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy"}),
+        LIBRARY,
+        (ALL,) * 3,
+    ),
+    "text of mistral small 4": Entry(
+        _container(
+            "Mistral3Config",
+            "Mistral4Config",
+            {**LATENT, "rope_parameters": LONGER},
+            vision_config=PIXTRAL,
+        ),
+        LIBRARY,
+        (ALL,) * 3,
     ),
     "llama 4, chunks, scaled by length": Entry(
         _of("Llama4TextConfig", **LLAMA4), LIBRARY, (CHUNK, CHUNK, CHUNK, ALL)

@@ -28,6 +28,9 @@ CUT = {
     "gpt-oss": Topology(2),  # experts dealt out
     "granite, windows and sinks": Topology(2),
     "command a": Topology(1, 2),
+    "deepseek v3": Topology(2),  # one latent on both ranks
+    "deepseek v2, queries not compressed": Topology(2, 2),
+    "text of mistral small 4": Topology(1, 2),
     "llama 4, chunks, scaled by length": Topology(2),  # experts that lie turned
     "text of qwen3-vl": Topology(2),
     "text of llama 4": Topology(1, 2),  # no pipeline plan of its own
@@ -35,6 +38,7 @@ CUT = {
 }
 OF_TYPES: dict[str, tuple[dict[str, Any], Topology]] = {
     "minimax_m2": ({}, Topology(4)),  # norms over all heads, of which two ranks have the same
+    "longcat_flash": ({}, Topology(2, 2)),  # two attentions a layer, experts that return their input
     "gpt_neox": ({}, Topology(2, 2)),  # queries, keys and values of a head in one weight, its own names
     "cohere": ({"use_qk_norm": True}, Topology(2)),  # a norm for each head
     "sarvam_moe": ({}, Topology(2)),  # one weight of the files for three

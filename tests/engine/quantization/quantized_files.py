@@ -24,7 +24,7 @@ GROUP: Final = 16
 BLOCK: Final = (40, 24)
 """Rows and columns of a block. Neither divides a weight's, so the last blocks are cut short."""
 FP4: Final = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-LINEAR: Final = re.compile(r"^(?!.*vision).*(_proj|\.w[123])\.weight$")
+LINEAR: Final = re.compile(r"^(?!.*vision).*(_proj(_with_mqa)?|\.w[123])\.weight$")
 """Pattern of the linear layers of a text model, and of experts with weights of their own."""
 EXPERTS: Final = re.compile(r"\.experts\.\w+_proj$")
 """Pattern of gpt-oss's experts, [expert, in, out]."""
