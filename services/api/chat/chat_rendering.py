@@ -19,7 +19,7 @@ from baton.api.generation.choice_assembler import (
 )
 from baton.api.generation.logprob_objects import ChatLogprobs, PromptLogprobs
 from baton.api.generation.logprobs import chat_logprobs, shown_scores, token_text
-from baton.api.generation.rendering import AnswerHead, Collected, UsageSoFar, usage_of_chunk
+from baton.api.generation.rendering import AnswerHead, Collected, TextKind, UsageSoFar, usage_of_chunk
 from baton.api.http.event_stream import PLAIN
 from baton.api.model_interface import Model
 from baton.api.requests.meaning import Meaning
@@ -124,13 +124,16 @@ class ChatRendering:
         self.shows_logprobs = body.logprobs
         self._prompt_top = model.vocabulary if body.prompt_logprobs == ALL else body.prompt_logprobs
         self._token_ids = body.return_token_ids
-        self.text_alone = not (self.shows_logprobs or self._token_ids or meaning.usage_so_far)
+        self._has_template = not (self.shows_logprobs or self._token_ids or meaning.usage_so_far)
         self._head: ChatHead = {
             "id": f"chatcmpl-{request_id}",
             "created": created_s,
             "model": body.model or model.name,
             "system_fingerprint": None,
         }
+
+    def has_template(self, _: TextKind) -> bool:
+        return self._has_template
 
     def opening(self, choice: ChoiceAssembler) -> list[ChatChunk]:
         chunk = self._chunk(choice, {"role": "assistant", "content": "", "refusal": None}, 0)

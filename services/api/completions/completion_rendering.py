@@ -9,7 +9,7 @@ from baton.api.generation.answer_stream import TokenUsage, Usage
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta, OutputFinish, StopFields
 from baton.api.generation.logprob_objects import CompletionLogprobs, PromptLogprobs
 from baton.api.generation.logprobs import completion_logprobs, prompt_tokens, shown_scores, token_text
-from baton.api.generation.rendering import AnswerHead, Collected, UsageSoFar, usage_of_chunk
+from baton.api.generation.rendering import AnswerHead, Collected, TextKind, UsageSoFar, usage_of_chunk
 from baton.api.http.event_stream import PLAIN
 from baton.api.model_interface import Model
 from baton.api.requests.meaning import Meaning
@@ -58,7 +58,7 @@ class CompletionRendering:
         self._top = model.vocabulary if body.logprobs == ALL else body.logprobs or 0
         self._prompt_top = model.vocabulary if body.prompt_logprobs == ALL else body.prompt_logprobs
         self._token_ids = body.return_token_ids
-        self.text_alone = not (self.shows_logprobs or self._token_ids or meaning.usage_so_far)
+        self._has_template = not (self.shows_logprobs or self._token_ids or meaning.usage_so_far)
         self._head: CompletionHead = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -66,6 +66,9 @@ class CompletionRendering:
             "model": body.model or model.name,
             "system_fingerprint": None,
         }
+
+    def has_template(self, _: TextKind) -> bool:
+        return self._has_template
 
     def logprobs(self, delta: Delta) -> CompletionLogprobs | None:
         if not self.shows_logprobs:

@@ -25,6 +25,9 @@ from baton.telemetry.histogram import LoopHistogram
 Emit = Callable[[ChoiceAssembler, Delta, bool], Awaitable[None]]
 """Function that gets each delta of a choice. The flag says whether the next delta of the choice is there
 already, so that both may be sent together."""
+Split = Callable[[ChoiceAssembler, TokenBatch], Iterable[TokenBatch]]
+"""Function that returns a batch of several tokens as the parts from which deltas are made. Each part is taken
+after the delta of the one before was passed on."""
 
 
 class PromptDetails(TypedDict):
@@ -117,15 +120,13 @@ async def answer(
     metrics: HttpMetrics,
     received_s: float,
     emit: Emit,
-    *,
-    by_token: bool = False,
+    split: Split,
 ) -> Usage:
     """Generate every choice of a request to its end, and return the request's token usage.
 
     Each delta of a choice is passed to `emit`, in order, and by one task at a time. `choices`: all choices of
     the request, grouped by prompt. `received_s`: time at which the HTTP request arrived, in seconds of
-    `time.perf_counter`. `by_token`: make a delta for each token, so that the deltas do not depend on how the
-    tokens came. Raises BackendError, or any error of `emit`, after every stream was ended.
+    `time.perf_counter`. Raises BackendError, or any error of `emit`, after every stream was ended.
     """
     requests = by_request(choices)
     pass_on = emit if len(requests) == 1 else _in_turn(emit)
@@ -140,13 +141,7 @@ async def answer(
         try:
             paces = [TokenPace(metrics.first_token, metrics.inter_token, received_s) for _ in own]
             stream = await backend.generate(own[0].request, lambda: why)
-            await _read(
-                stream,
-                own,
-                paces,
-                pass_on,
-                by_token=by_token,
-            )
+            await _read(stream, own, paces, pass_on, split)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClientGone):
                 why = Hangup.REQUEST_FAILED
@@ -172,26 +167,24 @@ async def _read(
     own: Sequence[ChoiceAssembler],
     paces: Sequence[TokenPace],
     pass_on: Emit,
-    *,
-    by_token: bool,
+    split: Split,
 ) -> None:
     """Read one prompt's token stream until each of its choices has ended, and pass on every delta. `own`: the
-    choices of the prompt. `paces`: latency recorder of each choice. `by_token`: make a delta for each
-    token."""
+    choices of the prompt. `paces`: latency recorder of each choice."""
     unfinished = len(own)
     while unfinished:
         batch = await stream.next()
         choice = own[batch.choice]
         paces[batch.choice].note(len(batch.tokens))
-        left = len(batch.tokens) if by_token else 1
-        for part in (batch,) if left <= 1 else _split(batch):
+        left = len(batch.tokens)
+        for part in (batch,) if left <= 1 else split(choice, batch):
             delta = choice.take(part)
             if choice.stopped and batch.finish is None:
                 if unfinished == 1:
                     await stream.hang_up(Hangup.STOP_STRING)
                 else:
                     stream.end_choice(batch.choice)
-            left -= 1
+            left -= len(part.tokens)
             await pass_on(choice, delta, left > 0 and delta.finish is None)
             if delta.finish is not None:
                 choice.finish = delta.finish
@@ -199,14 +192,8 @@ async def _read(
                 break
 
 
-def _split(batch: TokenBatch) -> list[TokenBatch]:
-    """Return a batch as batches of one token each."""
-    tokens, finish, choice, scores = batch
-    last = len(tokens) - 1
-    return [
-        TokenBatch((token,), finish if place == last else None, choice, () if place else scores)
-        for place, token in enumerate(tokens)
-    ]
+def whole_batch(_: ChoiceAssembler, batch: TokenBatch) -> Iterable[TokenBatch]:
+    return (batch,)
 
 
 def by_request(choices: Iterable[ChoiceAssembler]) -> list[list[ChoiceAssembler]]:

@@ -130,13 +130,14 @@ class Delta:
         return prompt + sum(len(token.top) for token in self.tokens)
 
     @property
-    def only_content(self) -> str | None:
-        """Text of the delta if it consists of content only. None if it has reasoning or tool calls."""
-        if self.parts is None:
-            return self.text
-        if all(isinstance(part, ContentDelta) for part in self.parts):
-            return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
-        return None
+    def only_text(self) -> ContentDelta | ReasoningDelta | None:
+        """Text of the delta if it is content alone, or reasoning alone. None if it has several parts, or a
+        tool call."""
+        parts = self.parts
+        if not parts:
+            return ContentDelta(self.text if parts is None else "")
+        first = parts[0]
+        return first if len(parts) == 1 and isinstance(first, ContentDelta | ReasoningDelta) else None
 
 
 class ChoiceAssembler:
@@ -209,6 +210,11 @@ class ChoiceAssembler:
         """Whether a stop string has ended the choice. The API finds stop strings itself, so the backend may
         still generate tokens."""
         return self._stops.matched is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all output is content, in which no stop string is searched."""
+        return self._parsing is None and not self._may_stop
 
     @property
     def stop_string(self) -> str | None:

@@ -19,6 +19,7 @@ from baton.api.generation.rendering import Rendering
 from baton.api.generation.reply import CompleteStream, PendingAnswer, StreamedReply, WholeReply
 from baton.api.generation.transcript import Transcript
 from baton.api.http.authentication import caller_in, prefix_owner_in
+from baton.api.http.event_stream import Framing
 from baton.api.http.http_exchange import HttpExchange, exchange_of
 from baton.api.http.metrics import HttpMetrics
 from baton.api.http.request_headers import takes_events_for_lines
@@ -172,8 +173,9 @@ class GenerationService:
         """Begin the event stream, if the request asks for one, and return the rendering. From now on the
         stream sends keep-alives, because encoding the prompt and compiling a grammar may take long."""
         if body.stream:
-            has_ids = has_event_ids(exchange, body, rendering)
-            framing = rendering.framing if has_ids else rendering.framing.without_ids
+            framing = rendering.framing
+            if not has_event_ids(exchange, body, framing):
+                framing = framing.without_ids
             exchange.begin_events(framing, rendering.failure, self._settings.stream_silence_s)
         return rendering
 
@@ -233,9 +235,9 @@ class GenerationService:
             else None,
             best=meaning.choices if meaning.drawn > meaning.choices else None,
         )
-        if not body.stream:
+        if exchange.events is None:
             return WholeReply(answering)
-        ids = self._ids(request, start, choices) if has_event_ids(exchange, body, rendering) else None
+        ids = self._ids(request, start, choices) if exchange.events.framing.has_ids else None
         return StreamedReply(answering, ids, start.position)
 
     def _detokenizer(self, request: WorkerRequest, meaning: Meaning) -> Detokenizer:
@@ -260,12 +262,12 @@ class GenerationService:
         return self._starts.ids(start, request.scope["path"], digest, engine, most, len(choices))
 
 
-def has_event_ids(exchange: HttpExchange, body: GenerationRequest, rendering: Rendering) -> bool:
+def has_event_ids(exchange: HttpExchange, body: GenerationRequest, framing: Framing) -> bool:
     """Return whether the events of the stream have ids. Unless the request says so, a stream of unnamed
     events has none for a client that takes each event for a line."""
     if body.event_ids is not None:
         return body.event_ids
-    return rendering.framing.named or not takes_events_for_lines(exchange.headers)
+    return framing.named or not takes_events_for_lines(exchange.headers)
 
 
 def _engine_digest(limits: Limits) -> bytes:

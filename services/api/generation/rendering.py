@@ -27,6 +27,7 @@ INLINE_LOGPROBS_MAX: Final = 4096
 """Most log-probabilities that are rendered at once in the event loop. That takes some milliseconds. More are
 rendered in a thread."""
 
+TextKind = type[ContentDelta] | type[ReasoningDelta]
 Chunk = Mapping[str, Any]
 """JSON object that one event of a streamed response carries, in the format of one API."""
 
@@ -122,11 +123,11 @@ class Rendering(Protocol):
     shows_logprobs: bool
     """Whether the client asked for log-probabilities of the output tokens."""
 
-    @property
-    def text_alone(self) -> bool:
-        """Whether deltas that are only content can be rendered from one template, because their chunks differ
-        only in the text. A delta without text then needs no chunk. Once true, it stays true for a choice
-        until a delta with something else is rendered."""
+    def has_template(self, kind: TextKind) -> bool:
+        """Return whether deltas that are only text of one kind can be rendered from one template, because
+        their chunks differ only in the text. A delta without text then needs no chunk, and texts that come
+        together need one. Once true, it stays true for a choice until a delta with something else is
+        rendered."""
 
     def opening(self, choice: ChoiceAssembler) -> Sequence[Chunk]:
         """Return the chunks that are sent before the first delta of a choice, such as the one with

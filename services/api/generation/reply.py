@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.api.backend import Backend
-from baton.api.generation.answer_stream import Emit, Usage, answer, by_request
+from baton.api.generation.answer_stream import Emit, Split, Usage, answer, by_request, whole_batch
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
 from baton.api.generation.event_writer import EventWriter
 from baton.api.generation.rendering import Collected, Rendering, best_of, render
@@ -40,15 +40,14 @@ class PendingAnswer:
     best: int | None = None
     """Number of choices that are returned for each prompt, the best ones. None: all choices are returned."""
 
-    async def answer(self, emit: Emit, *, by_token: bool = False) -> Usage:
+    async def answer(self, emit: Emit, split: Split = whole_batch) -> Usage:
         """Generate every choice to its end, and return the token usage. Token counts and finish reasons are
-        recorded in the HTTP exchange, for its log line, and in the metrics, also after an error. `by_token`:
-        make a delta for each token."""
+        recorded in the HTTP exchange, for its log line, and in the metrics, also after an error."""
         exchange = self.exchange
         recorded = emit if self.transcript is None else self.transcript.recording(emit)
         try:
             usage = await answer(
-                self.backend, self.choices, self.metrics, exchange.received_s, recorded, by_token=by_token
+                self.backend, self.choices, self.metrics, exchange.received_s, recorded, split
             )
             exchange.cached_tokens = usage.cached_tokens
             return usage
@@ -130,7 +129,7 @@ class StreamedReply(Response):
             raise RuntimeError("a stream begins with its request")
         with UntilDisconnect(scope, receive):
             writer = EventWriter(stream, self._answering.rendering, self._ids, self._position)
-            await writer.close(await self._answering.answer(writer.write, by_token=True))
+            await writer.close(await self._answering.answer(writer.write, writer.parts))
 
 
 class CompleteStream(Response):

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
 from starlette.types import Send
@@ -35,12 +36,14 @@ class Framing:
     """Bytes that are sent when there is nothing else to send. Clients ignore them. A comment has no empty
     line behind it: if an earlier event had an id, OpenAI's client takes the line for an event without
     data."""
+    has_ids: bool = True
+    """Whether each event of an answer has an id."""
 
     @property
     def without_ids(self) -> "Framing":
         """The framing for streams without ids. Clients that read none may expect an empty line behind each
         message."""
-        return replace(self, keep_alive=SEPARATE_KEEP_ALIVE)
+        return replace(self, keep_alive=SEPARATE_KEEP_ALIVE, has_ids=False)
 
     def event(self, chunk: Mapping[str, Any]) -> bytes:
         """Return a chunk encoded as an event. The bytes are ASCII only, because some clients split lines at
@@ -88,9 +91,12 @@ class EventStream:
             self.close()
         self._is_writing = True
         try:
-            await self._send_body(body, last=last)
+            if not self.started:
+                await self._start()
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         finally:
             self._is_writing = False
+        self._sent_s = self._loop.time()
 
     async def settle(self) -> bool:
         """Stop keep-alives, wait for one that is being sent, and return whether the HTTP status was sent."""
@@ -109,12 +115,9 @@ class EventStream:
         if self._keeping_alive is not None:
             self._keeping_alive.cancel()
 
-    async def _send_body(self, body: bytes, *, last: bool = False) -> None:
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
-        self._sent_s = self._loop.time()
+    async def _start(self) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
 
     def _look(self) -> None:
         """Send a keep-alive if nothing was sent for too long, or start the timer again. None is sent while a
@@ -127,7 +130,12 @@ class EventStream:
 
     async def _keep_alive(self) -> None:
         try:
-            await self._send_body(self.framing.keep_alive)
+            if not self.started:
+                await self._start()
+            await self._send(
+                {"type": "http.response.body", "body": self.framing.keep_alive, "more_body": True}
+            )
+            self._sent_s = self._loop.time()
         except Exception as error:
             self._failure = error  # nothing awaits this task until the next write
             return
@@ -141,12 +149,11 @@ class TextEvent:
     """Template of events that differ only in one text, as most events of a stream do. It is rendered once,
     and each text is then filled in."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_pieces",)
 
     def __init__(self, framing: Framing, render: Callable[[str], Iterable[Mapping[str, Any]]]) -> None:
-        """Render the template. `render`: function that makes the chunks for a given text, which contain that
-        text exactly once."""
-        self._before, self._after = framing.events(render(MARK)).split(encode(MARK).encode())
+        """Render the template. `render`: function that makes the chunks for a given text."""
+        self._pieces = framing.events(render(MARK)).split(encode(MARK).encode())
 
     def of(self, text: str) -> bytes:
-        return b"%b%b%b" % (self._before, encode(text).encode(), self._after)
+        return encode_basestring_ascii(text).encode().join(self._pieces)

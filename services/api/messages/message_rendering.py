@@ -19,7 +19,7 @@ from baton.api.generation.choice_assembler import (
     Delta,
     whole_calls,
 )
-from baton.api.generation.rendering import Collected
+from baton.api.generation.rendering import Collected, TextKind
 from baton.api.http.event_stream import Framing
 from baton.api.messages.anthropic_errors import anthropic_error
 from baton.api.messages.message_objects import (
@@ -71,9 +71,8 @@ class MessagesRendering:
         """Type of the content block that was begun last. None if no block is open."""
         self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None
 
-    @property
-    def text_alone(self) -> bool:
-        return self._open is ContentDelta
+    def has_template(self, kind: TextKind) -> bool:
+        return self._open is kind and not (self._hides and kind is ReasoningDelta)
 
     def opening(self, choice: ChoiceAssembler) -> Chunks:
         usage = _usage(len(choice.request.prompt), 0, 0)

@@ -16,7 +16,7 @@ from baton.api.generation.choice_assembler import (
 )
 from baton.api.generation.logprob_objects import ChosenLogprob, ContentLogprobs
 from baton.api.generation.logprobs import chat_logprobs, token_text
-from baton.api.generation.rendering import Collected
+from baton.api.generation.rendering import Collected, TextKind
 from baton.api.http.event_stream import NAMED
 from baton.api.model_interface import Model
 from baton.api.responses.response_builder import (
@@ -50,9 +50,6 @@ class ResponsesRendering:
     """Renderer of one answer as a `response` object, or as the events that build it."""
 
     framing = NAMED
-    text_alone = False
-    """Whether deltas of plain text may use the fast path that only fills in the text. False here, because
-    each event has its own `sequence_number`."""
 
     def __init__(
         self,
@@ -83,6 +80,10 @@ class ResponsesRendering:
         """Whether the last part of the answer was reasoning or a tool call, and not content."""
         self._finish: FinishReason | None = None
         self._events = 0
+
+    def has_template(self, _: TextKind) -> bool:
+        """Return False, because each event has its own `sequence_number`."""
+        return False
 
     def opening(self, _: ChoiceAssembler) -> list[ResponsesEvent]:
         return self._opened()

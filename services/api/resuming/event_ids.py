@@ -20,11 +20,10 @@ from baton.api.resuming.stream_position import PositionWriter, StreamPosition, p
 
 LABEL: Final = b"baton: ids of events, version 1"
 VALUES_LABEL: Final = b"baton: values drawn for a request, version 1"
-SIGNATURE_BYTES: Final = 16
-PADDING: Final = b"="
+SIGNATURE_BYTES: Final = 12
+"""Length in bytes of a signature, a multiple of 3: in base64 it then has no padding."""
 ID_CHARS_MAX: Final = 4096
 """Most characters of an id that is read. The longest that is issued has fewer."""
-URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 class EventIdSigner:
@@ -49,9 +48,8 @@ class EventIdSigner:
         head, _, signature = id_.rpartition(".")
         if len(id_) > ID_CHARS_MAX or not id_.isascii():
             return None
-        digest = blake2b(head.encode(), key=self._key, digest_size=SIGNATURE_BYTES).digest()
-        own = b2a_base64(digest, newline=False).translate(URL_SAFE, PADDING)
-        if not hmac.compare_digest(own, signature.encode()):
+        own = _line_end(blake2b(head.encode(), key=self._key, digest_size=SIGNATURE_BYTES))
+        if not hmac.compare_digest(own, b"%b\n" % signature.encode()):
             return None
         text, _, place = head.partition(".")
         identity, position = decode_identity(text), parse_position(place)
@@ -72,5 +70,9 @@ class EventIds:
         """Return the line of an event that gives its id. `position`: position after the event."""
         signer = self._signer.copy()
         signer.update(position)
-        signature = b2a_base64(signer.digest()).translate(URL_SAFE, PADDING)
-        return b"%b%b.%b" % (self._head, position, signature)
+        return b"%b%b.%b" % (self._head, position, _line_end(signer))
+
+
+def _line_end(signer: blake2b) -> bytes:
+    """Return the signature as it stands in an id, and the end of the line."""
+    return b2a_base64(signer.digest())

@@ -59,7 +59,7 @@ class StreamPosition(NamedTuple):
 
 
 class PositionWriter:
-    """Writer of the positions of one stream, which moves on token by token."""
+    """Writer of the positions of one stream."""
 
     __slots__ = ("_checks", "_counts", "_is_checked", "_last", "_sent", "_texts", "_width")
 
@@ -79,15 +79,13 @@ class PositionWriter:
         self._width = choices
 
     def add(self, choice: int, tokens: Sequence[Token]) -> int:
-        """Move on by one token, and return the number of tokens of the choice.
-
-        `tokens`: the token. It is empty if the token is not shown.
-        """
-        count = self._counts[choice] = self._counts[choice] + 1
+        """Move on by `tokens`, and return the number of tokens of the choice. No tokens stand for one that is
+        not shown."""
+        count = self._counts[choice] = self._counts[choice] + (len(tokens) or 1)
         if self._is_checked:
             check = self._checks[choice]
             for token in tokens:
-                check = crc32(b"%d " % token.id, check)
+                check = crc32(token.id.to_bytes(4, "big"), check)
             self._checks[choice] = check
             text = b"%d-%x" % (count, check & 0xFFFF)
         else:

@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from baton.api.generation.answer_stream import answer
+from baton.api.generation.answer_stream import answer, whole_batch
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
 from baton.api.http.metrics import HttpMetrics
 from baton.api.requests.meaning_reader import completion_meaning
@@ -34,5 +34,5 @@ async def test_several_choices_are_passed_on_by_one_task_at_a_time() -> None:
         texts[choice.index] += delta.text
 
     backend = ScriptedBackend(lambda _: saying("The quick brown fox", finish=LENGTH))
-    await answer(backend, choices, HttpMetrics(CollectorRegistry()), 0.0, emit)
+    await answer(backend, choices, HttpMetrics(CollectorRegistry()), 0.0, emit, whole_batch)
     assert set(texts.values()) == {"The quick brown fox"}

@@ -1,5 +1,6 @@
 """Tests of server-sent events."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from baton.api.chat.chat_rendering import ChatRendering
 from baton.api.completions.completion_rendering import CompletionRendering
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
-from baton.api.generation.rendering import Rendering
+from baton.api.generation.rendering import Chunk, Rendering
 from baton.api.http.event_stream import NAMED, TextEvent
 from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
 from baton.api.requests.schemas import ChatRequest, CompletionRequest
+from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import Request
 from tests.api import tiny
 
@@ -34,16 +36,19 @@ def _renderings(**more: Any) -> list[tuple[Rendering, ChoiceAssembler]]:
 def test_an_event_from_its_template_is_the_one_that_is_rendered(text: str, usage: bool) -> None:
     more = {"stream": True, "stream_options": {"include_usage": usage}}
     for rendering, choice in _renderings(**more):
-        assert rendering.text_alone
-        event = TextEvent(
-            rendering.framing,
-            lambda each, made=rendering, of=choice: made.chunks(of, Delta(text=each)),  # type: ignore[misc]
-        )
-        assert event.of(text) == rendering.framing.events(rendering.chunks(choice, Delta(text=text)))
+        for kind in (ContentDelta, ReasoningDelta):
+            assert rendering.has_template(kind)
+
+            def render(each: str) -> Sequence[Chunk]:
+                return rendering.chunks(choice, Delta(each, parts=[kind(each)]))  # noqa: B023
+
+            assert TextEvent(rendering.framing, render).of(text) == rendering.framing.events(render(text))
 
 
 def test_what_shows_more_than_text_has_no_template() -> None:
-    assert not any(rendering.text_alone for rendering, _ in _renderings(return_token_ids=True))
+    assert not any(
+        rendering.has_template(ContentDelta) for rendering, _ in _renderings(return_token_ids=True)
+    )
 
 
 def test_a_named_event_has_the_name_of_its_kind_and_fits_its_lines() -> None:

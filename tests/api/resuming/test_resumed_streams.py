@@ -10,22 +10,26 @@ import pytest
 from openai import _streaming as openai_streaming
 
 from baton.api.http.event_stream import PLAIN
+from baton.api.resuming.stream_position import parse_position
 from baton.rooms.request import Request
 from tests.api.resuming.cases import CASES, CHAT, Case, chat
 from tests.api.resuming.routers import LIMITS, Event, Writer, router
-from tests.api.scripted import Step
+from tests.api.scripted import STOP, Step, batch
+from tests.support.joined_texts import join_texts
 
+FOX = "The quick brown fox jumps over the lazy dog."
 TIMED = {"completed_at"}
 """Fields of events that have the time of an event and are not part of the sequence."""
 
 
 def shown(events: Sequence[Event]) -> dict[Any, list[Any]]:
-    """Return the events of each choice, and those of no choice, in order."""
+    """Return the events of each choice, and those of no choice, in order. Text that came in several events is
+    joined."""
     own: dict[Any, list[Any]] = {}
     for event in events:
         choices = event.data.get("choices") if isinstance(event.data, dict) else None
         own.setdefault(choices[0]["index"] if choices else None, []).append(timeless(event.data))
-    return own
+    return {choice: join_texts(of_choice) for choice, of_choice in own.items()}
 
 
 def timeless(data: Any) -> Any:
@@ -48,8 +52,8 @@ async def test_a_stream_goes_on_behind_each_of_its_events(name: str) -> None:
         for place, event in enumerate(whole):
             rest = await second.stream(case.path, case.body, event.id)
             assert shown(joined(whole[: place + 1], rest)) == shown(whole), f"behind event {place}"
-            if set(shown(whole)) <= {0, None}:
-                assert [each.id for each in rest] == [each.id for each in whole[place + 1 :]]
+            assert {each.id for each in rest}.isdisjoint(each.id for each in whole[: place + 1])
+            assert not rest or rest[-1].id == whole[-1].id
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,6 +74,50 @@ async def test_a_stream_goes_on_as_often_as_it_breaks(name: str) -> None:
         got += await second.stream(case.path, case.body, after)
         assert shown(got) == shown(whole)
         assert len({event.id for event in got}) == len(got)
+
+
+def together(request: Request, writer: Writer, count: int) -> list[Step]:
+    """Return an answer whose tokens come `count` at a time."""
+    ids = writer.draw(request, 0)
+    last = len(ids) - count
+    return [
+        batch(ids[at : at + count], STOP if at >= last else None, request.sampling.top_logprobs)
+        for at in range(0, len(ids), count)
+    ]
+
+
+def tokens_sent(event: Event) -> int:
+    """Return the number of tokens that the position in an event's id counts."""
+    position = parse_position(event.id.split(".")[1])
+    assert position is not None
+    return position.choices[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "positions"),
+    [
+        (FOX, {}, [0, 1, 8, 11, 12, 12]),
+        (FOX, {"stop": ["never"]}, [0, 1, 8, 11, 12, 12]),
+        (f"<think>{FOX}", {}, [1, 8, 16, 18, 19, 19]),
+        (FOX, {"logprobs": True, "top_logprobs": 1}, [*range(13), 12]),
+        (FOX, {"return_token_ids": True}, [*range(13), 12]),
+    ],
+    ids=["text", "stop string", "reasoning", "log-probabilities", "token ids"],
+)
+async def test_text_that_comes_together_shares_an_event(
+    text: str, fields: dict[str, Any], positions: Sequence[int]
+) -> None:
+    """So a worker's report of eight tokens costs a router one id, not eight."""
+    writer = Writer(text)
+    case = chat(writer, **fields)
+    async with router(writer) as one, router(writer) as other:
+        one.backend.script = lambda request: together(request, writer, 8)
+        other.backend.script = lambda request: together(request, writer, 3)
+        whole = await one.stream(case.path, case.body)
+        assert [*map(tokens_sent, whole)] == positions
+        for place, event in enumerate(whole):
+            rest = await other.stream(case.path, case.body, event.id)
+            assert shown(joined(whole[: place + 1], rest)) == shown(whole), f"behind event {place}"
 
 
 async def test_a_new_request_draws_anew() -> None:
