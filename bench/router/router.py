@@ -1,7 +1,8 @@
-"""The command `router`: the bootstrap on one core, before workers that answer at once.
+"""The command `router`: bootstraps on one core, before workers that answer at once.
 
 The client and the workers run on another core. The requests per second depend on that core, too. The
-requests per CPU second of the bootstrap do not.
+requests per CPU second of a bootstrap do not. Of several bootstraps, the one that used most CPU time counts:
+it is what limits them if each has a core of its own.
 """
 
 import json
@@ -27,6 +28,7 @@ def router(
     requests: Annotated[int, typer.Option(min=64, help="Whole replies in one measurement.")] = 2000,
     streams: Annotated[int, typer.Option(min=64, help="Streamed replies in one measurement.")] = 320,
     tokens: Annotated[int, typer.Option(min=1, max=1024, help="Output tokens of a streamed reply.")] = 64,
+    routers: Annotated[int, typer.Option(min=1, max=16, help="Bootstraps that share the load.")] = 1,
     _: AsJson = True,
 ) -> None:
     """Requests and streamed tokens a second, and the latency that the router adds."""
@@ -42,10 +44,11 @@ def router(
     cores = allowed_cpus()
 
     async def measure() -> dict[str, Any]:
-        async with RouterStack(directory, cores[0]) as stack:
+        async with RouterStack(directory, cores[0], routers) as stack:
             os.sched_setaffinity(0, {cores[-1]})
             rounds = [await one_round(stack, requests, streams, tokens) for _ in range(runs)]
-        return {"benchmark": "router", "runs": runs, "cores": len(cores), **merged(rounds)}
+        sizes = {"runs": runs, "cores": len(cores), "routers": routers}
+        return {"benchmark": "router", **sizes, **merged(rounds)}
 
     try:
         print(json.dumps(uvloop.run(measure())))
@@ -64,9 +67,9 @@ async def one_round(stack: Any, requests: int, streams: int, tokens: int) -> dic
     eight = body_of(stack.model, prompt, tokens, 8, stream=True)
 
     async def load(name: str, body: bytes, concurrency: int, count: int, worth: int) -> None:
-        before = cpu_s(stack.bootstrap_pid)
-        result = await run_load(stack.http_port, body, concurrency, count)
-        spent_s = cpu_s(stack.bootstrap_pid) - before
+        before = [cpu_s(pid) for pid in stack.bootstrap_pids]
+        result = await run_load(stack.http_ports, body, concurrency, count)
+        spent_s = max(cpu_s(pid) - at for pid, at in zip(stack.bootstrap_pids, before, strict=True))
         found[f"{name}_per_s"] = worth * count / result.seconds
         found[f"{name}_per_cpu_s"] = worth * count / max(spent_s, TICKS_S)
         found[f"{name}_core_share"] = spent_s / result.seconds

@@ -10,7 +10,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from baton.rooms.worker_load import WorkerLoad
 from baton.runtime.clock import SystemClock
 from baton.wire import worker_credential
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
+from baton.wire.bootstrap_addresses import BootstrapAddresses
 from baton.wire.channel import Channels, Server
 from baton.wire.conversions import (
     finish_to_wire,
@@ -36,6 +38,7 @@ from baton.wire.conversions import (
 from baton.wire.layout_messages import layout_to_wire
 from baton.wire.load_messages import load_to_wire
 from baton.wire.service_role import ServiceRole
+from baton.worker.lifecycle.bootstrap_leases import BootstrapLeases
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from baton.worker.reporter import Reporter
 from baton.worker.shared_stream import ends_some, rooms_reply
@@ -62,6 +65,7 @@ DECODE_LINES: Final = (
 """Events of a room's timeline that the decode worker reports."""
 
 Lines = list[tuple[RoomId, Any]]
+Replies = list[inference_pb2.StreamRoomReply]
 
 
 class Echo:
@@ -96,6 +100,7 @@ class EchoPrefill(Echo, inference_pb2_grpc.PrefillServiceServicer):
 
     def _lines(self, run: inference_pb2.RunRoomRequest) -> Lines:
         room, request = RoomId(run.room), request_from_wire(run.request)
+        self._reporter.opened(room, request, Opener(run.opener))
         finish = FinishReason.LENGTH if request.max_tokens == 1 else None
         first = inference_pb2.FirstToken(token=_tokens(request, 0, 1)[0], finish=finish_to_wire(finish))
         self._report(room, PREFILL_LINES)
@@ -109,29 +114,43 @@ class EchoPrefill(Echo, inference_pb2_grpc.PrefillServiceServicer):
 class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(reporter)
-        self._running: dict[RoomId, Iterator[list[inference_pb2.StreamRoomReply]]] = {}
+        self._running: dict[Opener, dict[RoomId, Iterator[Replies]]] = {}
+        """Open rooms of each bootstrap, with the replies that are left."""
         self._loads = 0
         reporter.load = self._load
 
-    def holds(self, _: Opener) -> workers_pb2.RenewRequest:
-        return workers_pb2.RenewRequest(load=self._load())
+    def holds(self, opener: Opener) -> workers_pb2.RenewRequest:
+        return workers_pb2.RenewRequest(load=self._load(opener))
 
-    def _load(self, _: Opener = NO_OPENER) -> rooms_pb2.WorkerLoad:
+    def _load(self, opener: Opener) -> rooms_pb2.WorkerLoad:
         """Return a load like a worker's, with a cache that is never full."""
         self._loads += 1
-        entered = max(self._running, default=RoomId(0))
-        load = WorkerLoad((TOKENS_MAX // GROUP.page_tokens,), (0,), 0, len(self._running), 0, entered)
+        rooms = self._running.get(opener, {})
+        running = sum(map(len, self._running.values()))
+        load = WorkerLoad(
+            free=(TOKENS_MAX // GROUP.page_tokens,),
+            requested=(0,),
+            waiting=0,
+            running=running,
+            running_max=0,
+            entered=max(rooms, default=RoomId(0)),
+            other_rooms=running - len(rooms),
+        )
         return load_to_wire(load, self._loads)
 
     async def StreamRooms(  # noqa: N802
         self, request_iterator: AsyncIterator[inference_pb2.StreamRoomsRequest], _: Any
     ) -> AsyncIterator[inference_pb2.StreamRoomsReply]:
-        running, news = self._running, asyncio.Event()
+        running: dict[RoomId, Iterator[Replies]] = {}
+        opener, news = NO_OPENER, asyncio.Event()
 
         async def read() -> None:
+            nonlocal opener
             async for asked in request_iterator:
                 for each in asked.open:
-                    running[RoomId(each.room)] = _steps(each)
+                    opener = Opener(each.opener)
+                    self._running[opener] = running
+                    running[RoomId(each.room)] = self._steps(each)
                 for told in asked.cancel:
                     running.pop(RoomId(told.room), None)
                 news.set()
@@ -143,7 +162,7 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
                 news.clear()
                 while running:
                     lines = [(room, reply) for room, steps in running.items() for reply in next(steps)]
-                    load = self._load() if ends_some(lines) else None
+                    load = self._load(opener) if ends_some(lines) else None
                     yield rooms_reply(inference_pb2.StreamRoomsReply(load=load), lines)
                     for room, reply in lines:
                         if reply.HasField("outcome"):
@@ -155,14 +174,19 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
     async def StreamRoom(  # noqa: N802
         self, request: inference_pb2.StreamRoomRequest, _: Any
     ) -> AsyncIterator[inference_pb2.StreamRoomReply]:
-        for reply in chain.from_iterable(_steps(request)):
+        for reply in chain.from_iterable(self._steps(request)):
             yield reply
         self._report(RoomId(request.room), DECODE_LINES)
 
+    def _steps(self, opened: inference_pb2.StreamRoomRequest) -> Iterator[Replies]:
+        """Return a room's replies step by step. The outcome comes with the last tokens."""
+        request = request_from_wire(opened.request)
+        self._reporter.opened(RoomId(opened.room), request, Opener(opened.opener))
+        return _replies(request)
 
-def _steps(opened: inference_pb2.StreamRoomRequest) -> Iterator[list[inference_pb2.StreamRoomReply]]:
-    """Yield a room's replies step by step. The outcome comes with the last tokens."""
-    request = request_from_wire(opened.request)
+
+def _replies(request: Request) -> Iterator[Replies]:
+    """Yield the replies of a room that was opened for `request`, step by step."""
     yield [inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted())]
     for start in range(0, request.max_tokens, step := max(request.sampling.seed, 1)):
         stop = min(start + step, request.max_tokens)
@@ -179,19 +203,29 @@ def _tokens(request: Request, start: int, stop: int) -> list[inference_pb2.Token
     return [token_to_wire(Token(each)) for each in ids]
 
 
-async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
-    """Run both workers until this process is stopped. `model`: the stack's fingerprint. `context_length`:
-    most tokens of a sequence."""
+def _keeper(
+    channels: Channels,
+    registration: workers_pb2.RegisterRequest,
+    echo: Echo,
+    address: str,
+    on_opener: Callable[[Opener, Opener], None],
+) -> LeaseKeeper:
+    channel = channels.to(address, ServiceRole.BOOTSTRAP)
+    return LeaseKeeper(channel, registration, lambda _: None, lambda _: None, echo.holds, on_opener=on_opener)
+
+
+async def serve_echo(bootstraps: str, model: str, context_length: str) -> None:
+    """Run both workers until this process is stopped. `bootstraps`: addresses of all bootstraps, separated by
+    commas. `model`: the stack's fingerprint. `context_length`: most tokens of a sequence."""
     channels, stopped = Channels(), asyncio.Event()
-    at_bootstrap = channels.to(bootstrap, ServiceRole.BOOTSTRAP)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with contextlib.AsyncExitStack() as stack:
         for side in Side:
             own, name = worker_credential.draw(), f"echo-{side.value}"
             incarnation = worker_credential.incarnation_of(own)
-            reporter = Reporter(lambda _: at_bootstrap, incarnation, name, SystemClock(), credential=own)
-            reporter.use({NO_OPENER: bootstrap})
+            connect = partial(channels.to, party=ServiceRole.BOOTSTRAP)
+            reporter = Reporter(connect, incarnation, name, SystemClock(), credential=own)
             server = Server()
             echo: EchoPrefill | EchoDecode
             if side is Side.PREFILL:
@@ -214,8 +248,12 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
                 pid=os.getpid(),
                 credential=own,
             )
-            lease = LeaseKeeper(at_bootstrap, registration, lambda _: None, lambda _: None, echo.holds)
-            for work in (lease.run(), reporter.run()):
+            leases = BootstrapLeases(
+                BootstrapAddresses(bootstraps.split(",")),
+                partial(_keeper, channels, registration, echo),
+                reporter.use,
+            )
+            for work in (leases.run(), reporter.run()):
                 task = asyncio.create_task(work)
                 stack.callback(task.cancel)
         await stopped.wait()

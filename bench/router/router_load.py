@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -44,15 +45,15 @@ def body_of(model: str, prompt: str, tokens: int, tokens_a_message: int, *, stre
     return head.encode() + raw
 
 
-async def run_load(port: int, request: bytes, concurrency: int, requests: int) -> RouterLoad:
-    """Send `request` `count` times over `concurrency` keep-alive connections. Raises RuntimeError for a
-    reply that is not a 200, TimeoutError for a missing one."""
+async def run_load(ports: Sequence[int], request: bytes, concurrency: int, requests: int) -> RouterLoad:
+    """Send `request` `requests` times over `concurrency` keep-alive connections, which take the `ports` in
+    turn. Raises RuntimeError for a reply that is not a 200, TimeoutError for a missing one."""
     loop, load, ends = asyncio.get_running_loop(), RouterLoad(), asyncio.Event()
     connections: list[_Connection] = []
     for share in range(concurrency):
         quota = requests // concurrency + (share < requests % concurrency)
         connection = _Connection(request, quota, load, ends)
-        await loop.create_connection(lambda made=connection: made, HOST, port)  # type: ignore[misc]
+        await loop.create_connection(lambda made=connection: made, HOST, ports[share % len(ports)])  # type: ignore[misc]
         connections.append(connection)
     started = time.perf_counter()
     try:

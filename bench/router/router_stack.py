@@ -1,4 +1,4 @@
-"""The processes of `bench router`: the real bootstrap, and workers that answer at once."""
+"""The processes of `bench router`: real bootstraps, and workers that answer at once."""
 
 import asyncio
 import os
@@ -31,38 +31,39 @@ PROMPT: Final = tuple(range(1, 40))
 
 
 class RouterStack:
-    """The bootstrap on `core`, and the echo workers on another core if there is one."""
+    """The bootstraps on `core`, and the echo workers, which all of them share, on another core if there is
+    one."""
 
-    def __init__(self, model: Path, core: int) -> None:
+    def __init__(self, model: Path, core: int, routers: int = 1) -> None:
         self._model = model
         self._core = core
+        self._routers = routers
         self._children: list[Child] = []
         self._channels = Channels()
         self._reserved = AsyncExitStack()
         self._workers: dict[str, tuple[str, int]] = {}
         """Address and incarnation of each worker, by side."""
-        self.http_port = 0
+        self.http_ports: list[int] = []
         self.model = ""
 
     @property
-    def bootstrap_pid(self) -> int:
-        return self._children[0].pid
+    def bootstrap_pids(self) -> list[int]:
+        return [child.pid for child in self._children[: self._routers]]
 
     async def __aenter__(self) -> "RouterStack":
         facts = read_model(self._model)
         self.model = facts.name
-        sockets = [self._reserved.enter_context(reserve_port(HOST)) for _ in range(2)]
-        self.http_port, grpc_port = (port_of(each) for each in sockets)
-        flags = {"model": self._model, "host": HOST, "http-port": self.http_port, "grpc-port": grpc_port}
-        told = [part for flag, value in flags.items() for part in (f"--{flag}", str(value))]
+        ports = [port_of(self._reserved.enter_context(reserve_port(HOST))) for _ in range(2 * self._routers)]
+        self.http_ports, grpc_ports = ports[: self._routers], ports[self._routers :]
         cores = os.sched_getaffinity(0)
         try:
             os.sched_setaffinity(0, {self._core})
-            await self._start("bootstrap", "baton.cli.main", "bootstrap", *told, "--log-level", "warning")
+            for http_port, grpc_port in zip(self.http_ports, grpc_ports, strict=True):
+                await self._start_bootstrap(http_port, grpc_port)
             os.sched_setaffinity(0, cores - {self._core} or cores)
-            echo = "bench.router.router_echo"
-            asked = (f"{HOST}:{grpc_port}", facts.fingerprint, str(facts.context_length))
-            await self._start("echo", echo, *asked)
+            bootstraps = ",".join(f"{HOST}:{port}" for port in grpc_ports)
+            asked = (bootstraps, facts.fingerprint, str(facts.context_length))
+            await self._start("echo", "bench.router.router_echo", *asked)
             await self._ready()
         except BaseException:
             await self.__aexit__()
@@ -116,6 +117,11 @@ class RouterStack:
             pass
         return seconds
 
+    async def _start_bootstrap(self, http_port: int, grpc_port: int) -> None:
+        flags = {"model": self._model, "host": HOST, "http-port": http_port, "grpc-port": grpc_port}
+        told = [part for flag, value in flags.items() for part in (f"--{flag}", str(value))]
+        await self._start("bootstrap", "baton.cli.main", "bootstrap", *told, "--log-level", "warning")
+
     async def _start(self, name: str, *command: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         child = await start_child(name, module_command(*command), environ, lambda _: True, self._read_line)
@@ -130,14 +136,15 @@ class RouterStack:
             print(line, file=sys.stderr)
 
     async def _ready(self) -> None:
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{self.http_port}", trust_env=False) as http:
-            try:
-                async with asyncio.timeout(READY_S):
-                    while not await _answers(http):  # noqa: ASYNC110
-                        await asyncio.sleep(LOOK_S)
-            except TimeoutError:
-                text = f"the bootstrap and its echo workers were not ready in {READY_S:g} s"
-                raise StartupError(text) from None
+        try:
+            async with asyncio.timeout(READY_S):
+                for port in self.http_ports:
+                    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", trust_env=False) as http:
+                        while not await _answers(http):  # noqa: ASYNC110
+                            await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            text = f"the bootstraps and their echo workers were not ready in {READY_S:g} s"
+            raise StartupError(text) from None
 
 
 async def _answers(http: httpx.AsyncClient) -> bool:

@@ -12,9 +12,10 @@ WHAT = {"per_s", "per_cpu_s", "core_share", "latency_ms"}
 
 
 def test_requests_and_tokens_a_second_and_the_added_latency_are_told(demo_model_dir: Path) -> None:
-    sizes = ["--runs", "3", "--requests", "64", "--streams", "64", "--tokens", "4"]
+    sizes = ["--runs", "3", "--requests", "64", "--streams", "64", "--tokens", "4", "--routers", "2"]
     body = bench("router", "--json", "--model", str(demo_model_dir), *sizes)
     assert body["benchmark"] == "router"
+    assert body["routers"] == 2
     for kind in ("requests", "tokens", "tokens_by_8"):
         assert set(body[kind]) == {"1", "16", "64"}
         for row in body[kind].values():
