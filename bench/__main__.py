@@ -12,6 +12,7 @@
     router      the bootstrap on one core before workers that answer at once
     place       a placement before many workers beside few, and with many rooms open
     burst       many requests at once, and a steady flow: what was answered, what failed
+    conversations prompt tokens that prefix caches spare, with several bootstraps beside one
     growth      chats without an end on a cache that does not hold all, beside one that does
     speculation answers with drafts of what comes next, beside the same without
     compare     Baton and other systems under the same load, in turns
@@ -35,6 +36,7 @@ from bench.router.place import place
 from bench.router.router import router
 from bench.serving.burst import burst
 from bench.serving.compare import compare
+from bench.serving.conversations import conversations
 from bench.serving.growth import growth
 from bench.serving.trace import trace
 from bench.workers.agree import agree
@@ -49,6 +51,7 @@ app = typer.Typer(
 for command in (transfer, handover, choices, rooms, turn, step, grammars, perplexity, agree):
     app.command()(command)
 app.command()(burst)
+app.command()(conversations)
 app.command()(growth)
 app.command()(speculation)
 app.command()(compare)
