@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.support.joined_texts import join_texts
-
 USER: Final[dict[str, Any]] = {"role": "user", "content": "Once upon a time, in a village by the sea,"}
 DRAWN: Final[dict[str, Any]] = {"temperature": 0.9, "top_p": 0.95}
 GREEDY: Final[dict[str, Any]] = {"temperature": 0}
@@ -113,9 +111,9 @@ def without(fields: frozenset[str], value: Any) -> Any:
 
 def by_choice(events: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
     """Return the events of each choice in order, without what differs between two equal answers. Which choice
-    comes next depends on the time, as does where a text is cut."""
+    comes next depends on the time."""
     found: dict[int, list[dict[str, Any]]] = {}
     for event in events:
         choices = event.get("choices") or [{"index": 0}]
         found.setdefault(choices[0]["index"], []).append(without(ANY, event))
-    return {choice: join_texts(each) for choice, each in found.items()}
+    return found
