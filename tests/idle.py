@@ -18,16 +18,22 @@ OF_A_PROCESS: Final = ("process_", "python_")
 
 
 def at_rest(read: Callable[[], Gauges]) -> Gauges | None:
-    """Return the gauges once no process holds a room, canary rooms included. Returns None if that does not
-    happen in time."""
+    """Return the gauges once no process holds a room, canary rooms included, and no worker joins. Return
+    None if that does not happen in time."""
     give_up = time.monotonic() + IDLE_S
     while time.monotonic() < give_up:
         now = read()
         samples = [item for gauges in now.values() for item in gauges.items()]
-        if not any(value for (name, _), value in samples if name == "baton_rooms"):
+        if not any(value and _passes(sample) for sample, value in samples):
             return now
         time.sleep(POLL_S)
     return None
+
+
+def _passes(sample: Sample) -> bool:
+    """Return whether a series counts what passes by itself: rooms, and workers that join."""
+    name, labels = sample
+    return name == "baton_rooms" or (name == "baton_workers" and ("state", "joining") in labels)
 
 
 def not_back(read: Callable[[], Gauges], start: Gauges) -> list[str]:

@@ -26,7 +26,7 @@ from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import MARGIN_S, Kit
 from tests.gpu.models import served
 from tests.http import greedy
-from tests.idle import Gauges, at_rest, not_back
+from tests.idle import POLL_S, Gauges, at_rest, not_back
 from tests.models.eight_heads import EIGHT_HEADS
 from tests.oracle import reference_behind
 from tests.ports import HOST, free_neighbours
@@ -75,10 +75,23 @@ class Served:
         return {name: gauges_of(url) for name, url in {**self.metrics, "bootstrap": self.url}.items()}
 
     def idle_gauges(self) -> Gauges:
-        """Raises AssertionError where rooms are held all the time."""
+        """Return the gauges once all workers are ready. Raises AssertionError where that does not come, or
+        rooms are held all the time."""
+        give_up = time.monotonic() + self.ready_s
+        while self._ready_workers() < len(self.metrics):
+            assert time.monotonic() < give_up, "not all workers are ready"
+            time.sleep(POLL_S)
         now = at_rest(self.gauges)
         assert now is not None, "rooms are held"
         return now
+
+    def _ready_workers(self) -> float:
+        counts = gauges_of(self.url).items()
+        return sum(
+            count
+            for (name, labels), count in counts
+            if name == "baton_workers" and ("state", "ready") in labels
+        )
 
     def wait_idle(self, start: Gauges) -> None:
         """Raises AssertionError, which says what is not where it was at `start`."""

@@ -15,7 +15,7 @@ PROMPTS: Final = 8
 LIMIT_S: Final = 240.0
 
 
-@pytest.mark.parametrize("drafts", ["ngram", "model"])
+@pytest.mark.parametrize("drafts", ["ngram", pytest.param("model", marks=pytest.mark.all_models)])
 def test_drawn_is_drawn_with_drafts_and_without_and_after_a_kill_of_either_side(
     tmp_path: Path, demo_model_dir: Path, drafts: str
 ) -> None:

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.stack
 
 PAGES: Final = {"qwen3_moe": (32, 65_536), "deepseek_v3": (16, 110_592)}
 """Tokens and bytes of a page, by family."""
+HERE: Final = {"deepseek_v3"}
+"""Families of each run. The others are run with `--all-models`."""
 MEMORY_TOKENS: Final = 640
 """Tokens that decode's memory holds: less than those of all requests that run at a time."""
 AT_A_TIME: Final = 6
@@ -34,7 +36,10 @@ WAIT_S: Final = 120.0
 TRIES: Final = 20
 
 
-@pytest.fixture(scope="module", params=PAGES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each in HERE else pytest.mark.all_models) for each in PAGES],
+)
 def stack(
     request: pytest.FixtureRequest, demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:

@@ -76,8 +76,10 @@ async def test_one_rank_and_two_pipeline_ranks_hand_over_to_two(groups: Stack, k
 
 @pytest.mark.parametrize(
     ("rank", "number"),
-    [(0, signal.SIGKILL), (1, signal.SIGSTOP)],
-    ids=["leader-killed", "follower-stopped"],
+    [
+        pytest.param(0, signal.SIGKILL, id="leader-killed"),
+        pytest.param(1, signal.SIGSTOP, id="follower-stopped", marks=pytest.mark.all_models),
+    ],
 )
 def test_streams_go_on_when_a_decode_rank_is(
     groups: Stack, known: Asked, rank: int, number: signal.Signals
