@@ -1,8 +1,8 @@
 """The command `router`: bootstraps on one core, before workers that answer at once.
 
 The client and the workers run on another core. The requests per second depend on that core, too. The
-requests per CPU second of a bootstrap do not. Of several bootstraps, the one that used most CPU time counts:
-it is what limits them if each has a core of its own.
+requests per CPU second of a bootstrap do not. Each of several bootstraps gets the whole load. Only the first
+has a core of its own, so `per_cpu_s` is what that one did in a CPU second, times the number of bootstraps.
 """
 
 import json
@@ -28,7 +28,9 @@ def router(
     requests: Annotated[int, typer.Option(min=64, help="Whole replies in one measurement.")] = 2000,
     streams: Annotated[int, typer.Option(min=64, help="Streamed replies in one measurement.")] = 320,
     tokens: Annotated[int, typer.Option(min=1, max=1024, help="Output tokens of a streamed reply.")] = 64,
-    routers: Annotated[int, typer.Option(min=1, max=16, help="Bootstraps that share the load.")] = 1,
+    routers: Annotated[
+        int, typer.Option(min=1, max=16, help="Bootstraps that share the workers. Each gets the load.")
+    ] = 1,
     _: AsJson = True,
 ) -> None:
     """Requests and streamed tokens a second, and the latency that the router adds."""
@@ -61,17 +63,18 @@ async def one_round(stack: Any, requests: int, streams: int, tokens: int) -> dic
     from bench.router.router_load import body_of, run_load
 
     found: dict[str, float] = {}
+    routers = len(stack.http_ports)
     prompt = "What is the capital of France, and which river flows through it?"
     whole = body_of(stack.model, prompt, 16, 16, stream=False)
     each = body_of(stack.model, prompt, tokens, 1, stream=True)
     eight = body_of(stack.model, prompt, tokens, 8, stream=True)
 
     async def load(name: str, body: bytes, concurrency: int, count: int, worth: int) -> None:
-        before = [cpu_s(pid) for pid in stack.bootstrap_pids]
-        result = await run_load(stack.http_ports, body, concurrency, count)
-        spent_s = max(cpu_s(pid) - at for pid, at in zip(stack.bootstrap_pids, before, strict=True))
-        found[f"{name}_per_s"] = worth * count / result.seconds
-        found[f"{name}_per_cpu_s"] = worth * count / max(spent_s, TICKS_S)
+        before = cpu_s(stack.bootstrap_pid)
+        result = await run_load(stack.http_ports, body, concurrency * routers, count * routers)
+        spent_s = cpu_s(stack.bootstrap_pid) - before
+        found[f"{name}_per_s"] = worth * count * routers / result.seconds
+        found[f"{name}_per_cpu_s"] = worth * count * routers / max(spent_s, TICKS_S)
         found[f"{name}_core_share"] = spent_s / result.seconds
         found[f"{name}_latency_ms"] = 1000 * statistics.median(result.latencies_s)
 

@@ -31,8 +31,8 @@ PROMPT: Final = tuple(range(1, 40))
 
 
 class RouterStack:
-    """The bootstraps on `core`, and the echo workers, which all of them share, on another core if there is
-    one."""
+    """One bootstrap on `core`, and further bootstraps and the echo workers, which all of them share, on
+    another core if there is one."""
 
     def __init__(self, model: Path, core: int, routers: int = 1) -> None:
         self._model = model
@@ -47,8 +47,9 @@ class RouterStack:
         self.model = ""
 
     @property
-    def bootstrap_pids(self) -> list[int]:
-        return [child.pid for child in self._children[: self._routers]]
+    def bootstrap_pid(self) -> int:
+        """Process id of the bootstrap on `core`."""
+        return self._children[0].pid
 
     async def __aenter__(self) -> "RouterStack":
         facts = read_model(self._model)
@@ -60,7 +61,7 @@ class RouterStack:
             os.sched_setaffinity(0, {self._core})
             for http_port, grpc_port in zip(self.http_ports, grpc_ports, strict=True):
                 await self._start_bootstrap(http_port, grpc_port)
-            os.sched_setaffinity(0, cores - {self._core} or cores)
+                os.sched_setaffinity(0, cores - {self._core} or cores)
             bootstraps = ",".join(f"{HOST}:{port}" for port in grpc_ports)
             asked = (bootstraps, facts.fingerprint, str(facts.context_length))
             await self._start("echo", "bench.router.router_echo", *asked)
