@@ -44,8 +44,8 @@ def burst(
 
     try:
         plan = BurstPlan(
-            sizes=_numbers(sizes, "--sizes"),
-            outputs=_numbers(output_tokens, "--output-tokens"),
+            sizes=parse_numbers(sizes, "--sizes"),
+            outputs=parse_numbers(output_tokens, "--output-tokens"),
             prompt_tokens=prompt_tokens,
             rate=rate,
             seconds=seconds,
@@ -66,7 +66,7 @@ def burst(
     print(json.dumps({"benchmark": "burst", "url": url, "flags": flags, **told}))
 
 
-def _numbers(text: str, flag: str) -> tuple[int, ...]:
+def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
     """Parse numbers with commas between them. Raises ValueError."""
     try:
         numbers = tuple(int(each) for each in text.split(","))

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench.report import AsJson
+from bench.serving.burst import parse_numbers
 
 ANSWER_TOKENS: Final = 8
 DECODE_WORKERS: Final = 1
@@ -57,7 +58,7 @@ def conversations(
     plan = ConversationPlan(talks, turns, words, concurrency, seed, timeout_s)
     stacks: dict[str, dict[str, Any]] = {}
     try:
-        for number in _numbers(bootstraps):
+        for number in _different_numbers(bootstraps):
             sizes = f"--bootstraps {number} --prefill {workers} --decode {DECODE_WORKERS}"
             with running("", f"{sizes} {flags}") as url:
                 stacks[str(number)] = uvloop.run(_measure(url, plan))
@@ -72,12 +73,13 @@ def conversations(
     print(json.dumps({"benchmark": "conversations", **told}))
 
 
-def _numbers(text: str) -> list[int]:
+def _different_numbers(text: str) -> tuple[int, ...]:
+    """Parse the numbers of bootstraps. Raises typer.BadParameter."""
     try:
-        numbers = [int(each) for each in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(set(numbers)) != len(numbers) or not numbers or min(numbers) < 1:
+        numbers = parse_numbers(text, "--bootstraps")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if len(set(numbers)) != len(numbers):
         raise typer.BadParameter(f"--bootstraps {text}: different numbers with commas, such as 1,3")
     return numbers
 
