@@ -184,7 +184,10 @@ class Row:
     start: int
     stop: int
     tables: abc.Sequence[abc.Sequence[int]]
-    """Page tables of the sequence: page indices by KV group, which cover at least `end` tokens in each."""
+    """Page tables of the sequence: page indices by KV group, which cover at least `end` tokens in each.
+
+    The page of a state holds the state after `start` tokens, which a step replaces by that after `stop`. If
+    `start` is 0, the contents of the page do not count: the sequence begins with a blank state."""
     sample: bool
     """Whether the step samples the token at position `stop`."""
     drafts: abc.Sequence[int] = ()
@@ -239,31 +242,9 @@ class PageSumRequest:
     tables: abc.Sequence[abc.Sequence[int]]
     """Page tables of the sequence: page indices by KV group."""
     stop: int
-
-
-def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
-    """Raise ValueError if an engine cannot compute `row`. The text names the request and the numbers."""
-    known = row.sequence.length
-    name = row.sequence.request.request_id
-    if not 0 <= row.start < row.stop <= known:
-        raise ValueError(f"{name}: positions [{row.start}, {row.stop}) of a sequence of {known} tokens")
-    if row.end > context_length:
-        raise ValueError(f"{name}: position {row.end - 1} in a model of {context_length} positions")
-    if row.sample and row.stop != known:
-        raise ValueError(f"{name}: token {row.stop} is known already and cannot be drawn")
-    if row.drafts and not row.sample:
-        raise ValueError(f"{name}: {len(row.drafts)} drafts of a row that draws nothing")
-    if row.drafts and row.scored:
-        raise ValueError(f"{name}: {len(row.drafts)} drafts of a row whose prompt is scored")
-    scores, prompt = row.sequence.scores, len(row.sequence.request.prompt)
-    if scores is not None and len(scores.values) < min(row.start, prompt - 1):
-        raise ValueError(f"{name}: scores behind position {row.start}, and {len(scores.values)} before it")
-    needed = -(-row.end // page_tokens)
-    if len(row.pages) < needed:
-        raise ValueError(f"{name}: {row.end} tokens need {needed} pages, the table has {len(row.pages)}")
-    for page in row.pages[:needed]:
-        if not 0 <= page < pages:
-            raise ValueError(f"{name}: page {page} of a cache of {pages} pages")
+    ends: bool
+    """Whether `stop` is the end of what is handed over. Only then states are summed: later tokens change
+    them."""
 
 
 class Steps(Protocol):
@@ -347,6 +328,8 @@ class EngineFacts:
     chunked_prompts: bool = True
     """Whether a prompt may be split into several rows (chunked prefill). If not, it is one row, without
     cached prefixes, further choices, prompt log-probabilities or drafts."""
+    drafts: bool = True
+    """Whether rows may have drafts. States cannot be taken back, so a model that has some takes none."""
 
 
 class Engine(Steps, Protocol):

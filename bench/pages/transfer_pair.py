@@ -217,7 +217,7 @@ class _Scene:
         source = self._table(self._source)
         grant = Granted(Generation(1), (self._table(self._target),), slot=0)
         size = self._source.page_tokens
-        return RoomTransfer(transfer, self._route, (source,), (size,), grant, window_bytes, slots.view, 0)
+        return RoomTransfer(transfer, self._route, (source,), size, grant, window_bytes, slots.view, 0)
 
     def runs(self) -> list[PageRun]:
         """Return the writes of a push: by target, and as if the first target had all of it."""
@@ -225,7 +225,7 @@ class _Scene:
         return [
             run
             for each in self._route.targets
-            for group in each.plan.runs((source,), (target,), 0, 0, self.tokens)
+            for group in each.plan.runs((source,), (target,), 0, 0, self.tokens, ends=True)
             for run in group
         ]
 

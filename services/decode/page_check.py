@@ -26,9 +26,8 @@ class PageCheck:
     def __init__(self, receiving: ReceivingSide[DecodeRoom], step_thread: StepThread) -> None:
         self._receiving = receiving
         self._step_thread = step_thread
-        self._tokens_at_a_time = max(
-            BYTES_AT_A_TIME // sum(group.token_bytes for group in receiving.layout.groups), 1
-        )
+        token_bytes = sum(group.token_bytes for group in receiving.layout.groups)
+        self._tokens_at_a_time = max(BYTES_AT_A_TIME // max(token_bytes, 1), 1)
         self._summing: list[DecodeRoom] = []
         self._step_is_due = False
 
@@ -50,7 +49,8 @@ class PageCheck:
                 continue
             stop = min(room.landed.stop + left, room.request.prefill_tokens)
             left -= stop - room.landed.stop
-            parts.append(PageSumRequest(room.landed, room.tables(0), stop))
+            ends = stop == room.request.prefill_tokens
+            parts.append(PageSumRequest(room.landed, room.tables(0), stop, ends=ends))
             self._summing.append(room)
             room.busy = True
         if parts:

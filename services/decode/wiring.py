@@ -35,10 +35,10 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
     """Return the parts of a rank that only a decode worker has: its work in a turn, its gRPC service and the
     digest of its secret."""
     settings, host = rank.settings, rank.host
-    speculation = settings.speculation
-    if (speculation.longest or speculation.ahead) and not rank.engine.facts.chunked_prompts:
+    speculation, facts = settings.speculation, rank.engine.facts
+    if (speculation.longest or speculation.ahead) and not (facts.chunked_prompts and facts.drafts):
         raise StartupError(
-            f"--speculate {settings.speculate}: --engine {rank.engine.facts.name} checks no drafts of this"
+            f"--speculate {settings.speculate}: --engine {facts.name} checks no drafts of this"
             " model; leave it out"
         )
     secret = draw_secret()

@@ -47,7 +47,7 @@ class TorchEngine(StepEngine):
         """
         super().__init__(
             whole,
-            cache,
+            [cache],
             rank_group,
             runner,
             EngineFacts(EngineName.TORCH.value, is_batch_invariant(cache, execution)),

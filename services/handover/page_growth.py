@@ -64,7 +64,7 @@ class PageGrowth(Generic[R]):
         self._rooms = rooms
         self._holdings = holdings
         self._layout = layout
-        self._block = layout.pages_for(layout.block_tokens)
+        self._block = layout.growth
         self._growing = 0
         """Number of choices of granted rooms whose pages do not yet cover their longest possible output."""
         self._rows_left = AHEAD * running_max

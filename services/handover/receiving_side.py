@@ -126,6 +126,7 @@ class ReceivingSide(LandedData[R]):
             request.tokens_max,
             request.choices,
             self.layout.page_tokens,
+            self.layout.states,
         )
         if any(map(gt, division.needed, self.holdings.sizes)):
             each = "" if request.choices == 1 else f" in each of {request.choices} choices"

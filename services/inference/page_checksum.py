@@ -38,10 +38,10 @@ class PageSummer:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._page_tokens = 1 if pages.group.encoding == PLAIN else pages.group.page_tokens
-        """Number of tokens that the checksum treats as one position: 1, or a page's tokens if the engine has
-        its own page encoding."""
         self._group = group = summed_group(pages.group)
+        self._page_tokens = pages.group.page_tokens // group.page_tokens
+        """Number of tokens that the checksum treats as one position: 1, or a page's tokens if it is treated
+        as a whole."""
         device = pages.tensor.device
         (vector_bytes,) = set(map(group.vector_bytes, group.planes))
         width = word_bytes(vector_bytes)
@@ -62,8 +62,8 @@ class PageSummer:
         """Return the checksum of the KV at token positions [start, stop), by the id of each KV head on this
         rank.
 
-        `table`: the sequence's page indices, from position 0 on. A page in an engine's own encoding cannot be
-        divided. It counts as a whole if its first position is in [start, stop).
+        `table`: the sequence's page indices, from position 0 on. A page in an engine's own encoding, or of a
+        state, cannot be divided. It counts as a whole if its first position is in [start, stop).
         """
         heads = self._group.heads
         start, stop = -(-start // self._page_tokens), -(-stop // self._page_tokens)
@@ -96,7 +96,7 @@ class PageSummer:
     def _sum(self, first: int, pages: Sequence[int], layers: slice, start: int, stop: int) -> torch.Tensor:
         device, size = self._lanes.device, self._group.page_tokens
         tensor = self._pages.tensor
-        if self._page_tokens > 1:
+        if self._group is not self._pages.group:
             tensor = tensor.flatten(3)[:, :, :, None, None]
         read = tensor.view(self._word)[:, :, layers]
         words = read.index_select(0, torch.tensor(pages, device=device)).to(torch.int64)
@@ -110,12 +110,12 @@ class PageSummer:
 def summed_group(group: KvGroup) -> KvGroup:
     """Return `group` with the page layout that the checksum uses.
 
-    A page in an engine's own encoding is treated as one position with one vector of bytes. Other groups are
-    returned unchanged.
+    A page in an engine's own encoding, or of a state, is treated as one position with one vector of bytes.
+    Other groups are returned unchanged.
     """
-    if group.encoding == PLAIN:
+    if group.encoding == PLAIN and not group.is_state:
         return group
-    elements = group.page_tokens * sum(plane.elements for plane in group.planes)
+    elements = group.page_positions * sum(plane.elements for plane in group.planes)
     return replace(group, page_tokens=1, planes=(KvPlane(group.encoding, elements),))
 
 

@@ -7,6 +7,7 @@ import torch
 from baton.inference.available_memory import memory_shortage
 from baton.inference.kv_memory import NotEnoughMemory
 from baton.pages.layout import KvGroup
+from baton.rooms.plurals import counted
 from baton.runtime.host_memory import CannotMove, HostMemory
 
 ALIGNMENT: Final = 4096
@@ -83,7 +84,7 @@ def _check_available(size: int, beside: int, device: torch.device, group: KvGrou
         also = f" and {beside} beside it for steps" if beside else ""
         raise NotEnoughMemory(
             f"--kv-cache-memory asks for {size} bytes on {device}{also}, but {short} "
-            f"(room for {short.size // group.token_bytes} tokens)"
+            f"(room for {counted(short.size // group.page_bytes, 'page')} of {group.page_tokens} tokens)"
         )
 
 

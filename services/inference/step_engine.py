@@ -21,13 +21,13 @@ from baton.engine_interface import (
     Row,
     RowResult,
     Sequence,
-    check,
 )
 from baton.grammars.grammar_cache import GrammarCache
 from baton.inference.collectives import Collectives
 from baton.inference.device import bind_thread
 from baton.inference.kv_memory import KvCache
 from baton.inference.page_checksum import PageSummer
+from baton.inference.row_check import check_row
 from baton.inference.runner import Runner
 from baton.inference.sampled_results import (
     add_page_sums,
@@ -35,7 +35,7 @@ from baton.inference.sampled_results import (
     broadcast_scores,
     draw_tokens,
 )
-from baton.pages.layout import PLAIN, KvLayout
+from baton.pages.layout import PLAIN, GroupHead, KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Request
 from baton.runtime.errors import StartupError
@@ -61,7 +61,7 @@ class StepEngine:
     def __init__(
         self,
         whole: KvLayout,
-        cache: KvCache,
+        caches: abc.Sequence[KvCache],
         rank_group: Collectives,
         runner: Runner,
         facts: EngineFacts,
@@ -71,7 +71,7 @@ class StepEngine:
         flush: Callable[[], None] | None = None,
         grammars: GrammarCache | None = None,
     ) -> None:
-        """Build an engine from its KV cache and the runner that computes logits.
+        """Build an engine from its KV caches, one for each KV group, and the runner that computes logits.
 
         `whole`: layout of the worker's pages over all ranks. `flush`: called before pages are read that other
         processes may have written. `grammars`: compiles grammars, on the rank that samples.
@@ -81,18 +81,22 @@ class StepEngine:
         self.context_length = context_length
         self.whole = whole
         self.layout = rank_layout(whole, rank_group.topology, rank_group.rank)
-        self.cache = cache
-        self.caches = (cache,)
-        self.device = torch.device(cache.device)
+        self.caches = tuple(caches)
+        self.device = torch.device(caches[0].device)
         self.runner = runner
         self.grammars = grammars
         self.draft_pages: DraftModel | None = None
         self.scored_max = scored_positions_max(vocab_size)
         self._rank_group = rank_group
         self._drawer = drawing_rank(rank_group)
-        self._summers = [PageSummer(cache)]
+        self._summers = [PageSummer(cache) for cache in caches]
         self._proposer = Proposer()
         self._flush = flush
+
+    @property
+    def cache(self) -> KvCache:
+        """Cache of the first KV group, which is the only one of most models."""
+        return self.caches[0]
 
     @property
     def draws(self) -> bool:
@@ -110,12 +114,12 @@ class StepEngine:
     def bind_thread(self) -> None:
         # A thread uses the number of threads that was set only after it has read that number.
         torch.get_num_threads()
-        bind_thread(self.cache.device)
+        bind_thread(str(self.device))
 
     @_device_loss()
     def step(self, rows: abc.Sequence[Row]) -> list[RowResult]:
         for row in rows:
-            check(row, self.cache.group.page_tokens, self.cache.pages, self.context_length)
+            check_row(row, self.layout.groups, [cache.pages for cache in self.caches], self.context_length)
             self._check_ids(row)
         scored = sum(len(row.scored) for row in rows)
         if scored > self.scored_max:
@@ -140,7 +144,7 @@ class StepEngine:
                 taken[index] = each
         self._sum_up(
             [
-                PageSumRequest(row.sequence.page_sum, row.tables, self._summed_stop(row))
+                PageSumRequest(row.sequence.page_sum, row.tables, self._summed_stop(row), row.sample)
                 for row in rows
                 if row.sequence.page_sum
             ]
@@ -214,27 +218,28 @@ class StepEngine:
 
         If pages are in an engine's own encoding, a page to which later rows of the prompt write is left out.
         """
-        group = self.cache.group
-        if row.sample or group.encoding == PLAIN:
+        if row.sample or all(cache.group.is_state or cache.group.encoding == PLAIN for cache in self.caches):
             return row.stop
-        return row.stop // group.page_tokens * group.page_tokens
+        return row.stop // self.layout.block_tokens * self.layout.block_tokens
 
     def _sum_up(self, parts: abc.Sequence[PageSumRequest]) -> None:
         for part in parts:
-            if part.sum.stop < part.stop:
-                summed = {
-                    (group, head): value
-                    for group, (summer, table) in enumerate(zip(self._summers, part.tables, strict=True))
-                    for head, value in summer.by_head(table, part.sum.stop, part.stop).items()
-                }
-                part.sum.add(summed, part.stop)
+            if part.sum.stop >= part.stop:
+                continue
+            summed: dict[GroupHead, int] = {}
+            for number, (group, summer) in enumerate(zip(self.layout.groups, self._summers, strict=True)):
+                start, stop = (0, int(part.ends)) if group.is_state else (part.sum.stop, part.stop)
+                by_head = summer.by_head(part.tables[number], start, stop)
+                summed |= {(number, head): value for head, value in by_head.items()}
+            part.sum.add(summed, part.stop)
 
     def start(self) -> None:
         """Have all memory provided, run first steps, and read the vocabulary of grammars. Blocks.
 
         Raises StartupError as `warm_up` does.
         """
-        self.cache.populate()
+        for cache in self.caches:
+            cache.populate()
         self.warm_up()
         if self.grammars is not None:
             self.grammars.warm_up()
@@ -245,16 +250,16 @@ class StepEngine:
         It uses the first pages, before any is in use. Raises StartupError for a model whose logits are not
         finite.
         """
-        capacity = min(self.cache.tokens, self.context_length)
+        capacity = min(self.context_length, *(cache.tokens for cache in self.caches))
         prompt = min(WARM_UP_TOKENS, capacity)
         sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
-        pages = range(self.cache.group.pages_for(min(prompt + 1, capacity)))
-        [drawn] = self.step([Row(sequence, 0, prompt, (pages,), sample=True)])
+        tables = [range(count) for count in self.layout.pages_for(min(prompt + 1, capacity))]
+        [drawn] = self.step([Row(sequence, 0, prompt, tables, sample=True)])
         if isinstance(drawn, LogitsNotFinite):
             raise StartupError(f"{drawn}: its weights are damaged, or --dtype does not hold them")
         if prompt < capacity:
             sequence.output.append(0)
-            self.step([Row(sequence, prompt, prompt + 1, (pages,), sample=True)])
+            self.step([Row(sequence, prompt, prompt + 1, tables, sample=True)])
         self.release(sequence)
 
     def prepare(self, rows: abc.Sequence[Row]) -> None:

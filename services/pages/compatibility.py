@@ -49,7 +49,7 @@ def _check_group(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> No
             f"{source} of the sender",
             f"{target} of the receiver: pages in encoding {senders[0].encoding} go whole",
         )
-    if max(source, target) % min(source, target):
+    if max(source, target) % min(source, target) or (senders[0].is_state and source != target):
         raise LayoutMismatch(
             "page_tokens", f"{source} of the sender", f"{target} of the receiver: neither is a multiple"
         )

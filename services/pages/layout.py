@@ -11,6 +11,9 @@ of different tensor-parallel sizes only need other offsets. The same holds for t
 head by head. A strip is one head's vectors of one plane and layer over the positions of a page. No other
 module knows the number of planes or the length of their vectors.
 
+Layers with a recurrent or convolution state keep one vector of each plane for a whole sequence. Each token
+replaces it. So a sequence has one page of such a group, whatever its length.
+
 An engine may store the strips of one head and layer in its own encoding, of as many bytes. The encoding has a
 name, so that workers with different encodings never hand over to each other.
 """
@@ -43,6 +46,9 @@ class KvKind(Enum):
     FULL = "full"
     """Full attention: the vectors of all tokens are stored, so the number of pages grows with the
     sequence."""
+    STATE = "state"
+    """Recurrent or convolution layers: one state for a whole sequence, which each token replaces. A sequence
+    has one page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,9 @@ class KvGroup:
     kind: KvKind
     dtype: str
     page_tokens: int
+    """Tokens of a sequence that one page serves. The context length in a group of kind STATE."""
     layers: tuple[int, ...]
-    """Global ids of this group's layers, ascending. A layer is in one group at most."""
+    """Global ids of this group's layers, ascending. A layer is in one group of a kind at most."""
     heads: tuple[int, ...]
     """Global ids of this group's KV heads, ascending. Tensor-parallel ranks split the heads, or replicate
     them if there are fewer heads than ranks."""
@@ -76,12 +83,28 @@ class KvGroup:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's KV over all layers, heads and planes of this group."""
-        return len(self.layers) * len(self.heads) * sum(self.vector_bytes(each) for each in self.planes)
+        """Bytes of one token's KV over all layers, heads and planes of this group. 0 for states, which do not
+        grow."""
+        return 0 if self.is_state else self._position_bytes
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a page holds the state of a whole sequence."""
+        return self.kind is KvKind.STATE
+
+    @property
+    def page_positions(self) -> int:
+        """Number of vectors that a page has for each layer, head and plane: one for each of its tokens, or
+        one in all if it holds a state."""
+        return 1 if self.is_state else self.page_tokens
 
     @property
     def page_bytes(self) -> int:
-        return self.token_bytes * self.page_tokens
+        return self._position_bytes * self.page_positions
+
+    @property
+    def _position_bytes(self) -> int:
+        return len(self.layers) * len(self.heads) * sum(self.vector_bytes(each) for each in self.planes)
 
     def pages_for(self, tokens: int) -> int:
         """Return the number of pages that hold `tokens` tokens."""
@@ -112,6 +135,18 @@ def latent_group(dtype: str, page_tokens: int, layers: tuple[int, ...], elements
     """Return a KV group for latent attention (MLA): one vector of `elements` a token, which all heads
     share."""
     return KvGroup(KvKind.FULL, dtype, page_tokens, layers, (0,), (KvPlane(LATENT, elements),))
+
+
+def state_group(
+    dtype: str,
+    context_length: int,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    planes: tuple[KvPlane, ...],
+    encoding: str = PLAIN,
+) -> KvGroup:
+    """Return a KV group for recurrent or convolution layers. `planes`: tensors of one layer's state."""
+    return KvGroup(KvKind.STATE, dtype, context_length, layers, heads, planes, encoding)
 
 
 GroupHead: TypeAlias = tuple[int, int]
@@ -152,9 +187,22 @@ class KvLayout:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens per block. A block is the fewest positions that fill whole pages of every KV group."""
-        return lcm(*self.page_tokens)
+        """Tokens per block. A block is the fewest positions that fill whole pages of every KV group that
+        grows."""
+        return lcm(*(group.page_tokens for group in self.groups if not group.is_state))
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Indices of the KV groups of states. A state stands for all earlier tokens and cannot be taken
+        back."""
+        return tuple([number for number, group in enumerate(self.groups) if group.is_state])
 
     def pages_for(self, tokens: int) -> PageCounts:
-        """Return the number of pages that hold `tokens` tokens, by KV group."""
+        """Return the number of pages that `tokens` tokens of a sequence take, by KV group."""
         return tuple(group.pages_for(tokens) for group in self.groups)
+
+    @property
+    def growth(self) -> PageCounts:
+        """Number of pages that a sequence takes for its next block of tokens, by KV group. 0 for states."""
+        counts = enumerate(self.pages_for(self.block_tokens))
+        return tuple([0 if group in self.states else count for group, count in counts])

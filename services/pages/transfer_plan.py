@@ -5,7 +5,7 @@ refused with the differing field. Layers and heads are compared by id (`layers-b
 a receiver rank comes from exactly one sender rank. That rank copies one strip for each plane: the vectors of
 this layer and head at all positions of a page. Strips that are adjacent in both pages are copied as one run,
 and so are adjacent whole pages. So transfers need few, large descriptors. Each KV group has its own pages and
-its own plan.
+its own plan. States are sent whole, when the last token is computed.
 """
 
 from collections import defaultdict
@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import lcm
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from baton.pages.compatibility import check_fit
 from baton.pages.errors import Truncated
 from baton.pages.layout import KvGroup, KvLayout
+
+POSITIONS_MAX: Final = 2**62
+"""Number of positions that means without limit."""
 
 PageRun: TypeAlias = tuple[int, int, int]
 """Bytes to copy, as (source, target, length): `length` bytes from offset `source` of the sender's KV region
@@ -35,6 +38,8 @@ class GroupPlan:
 
     source_page_tokens: int
     target_page_tokens: int
+    is_state: bool = False
+    """Whether a page holds the state of a whole sequence."""
     source_page_bytes: int = 0
     target_page_bytes: int = 0
     blocks: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
@@ -57,6 +62,15 @@ class GroupPlan:
         """Tokens of one piece, the smallest part of the KV that is copied. It is the page size of sender or
         receiver, whichever is smaller, and divides the other."""
         return min(self.source_page_tokens, self.target_page_tokens)
+
+    def span(self, first: int, start: int, stop: int, *, ends: bool) -> tuple[int, int, int]:
+        """Return the arguments `first`, `start` and `stop` of `runs` that copy positions [start, stop).
+
+        A state is copied whole, with the end of its sequence. `ends`: whether `stop` is that end.
+        """
+        if self.is_state:
+            return 0, 0, self.piece_tokens if ends else 0
+        return first, start, -(-stop // self.piece_tokens) * self.piece_tokens
 
     @property
     def piece_runs(self) -> int:
@@ -120,10 +134,12 @@ class TransferPlan:
         """Return the largest number of positions whose transfer takes at most `length` bytes and `count`
         runs.
 
-        The result is at least the smallest number of positions that fills whole pages in every group, even if
-        that exceeds the limits. Must not be called for an empty plan.
+        States do not count. The result is at least the smallest number of positions that fills whole pages in
+        every other group, even if that exceeds the limits. Must not be called for an empty plan.
         """
-        sent = [group for group in self.groups if not group.empty]
+        sent = [group for group in self.groups if not (group.empty or group.is_state)]
+        if not sent:
+            return POSITIONS_MAX
         least = lcm(*(group.piece_tokens for group in sent))
         size = sum(least // group.piece_tokens * group.piece_bytes for group in sent)
         runs = sum(least // group.piece_tokens * group.piece_runs for group in sent)
@@ -136,14 +152,17 @@ class TransferPlan:
         first: int,
         start: int,
         stop: int,
+        *,
+        ends: bool,
     ) -> list[list[PageRun]]:
         """Return the byte runs that copy positions [start, stop) of a room, as one list for each KV group.
 
         For each group, `stop` is rounded up to whole pages of the smaller size. `sources`, `targets`: page
-        tables by group. Other arguments and errors: see `GroupPlan.runs`.
+        tables by group. `ends`: whether `stop` is the end of the sequence, and all of it is computed. Only
+        then states are copied (`state-at-its-end`). Other arguments and errors: see `GroupPlan.runs`.
         """
         return [
-            group.runs(source, target, first, start, -(-stop // group.piece_tokens) * group.piece_tokens)
+            group.runs(source, target, *group.span(first, start, stop, ends=ends))
             for group, source, target in zip(self.groups, sources, targets, strict=True)
         ]
 
@@ -272,12 +291,12 @@ def _plan(source: KvGroup, target: KvGroup, share: Sequence[tuple[int, int]]) ->
     """
     vectors = [source.vector_bytes(plane) for plane in source.planes]
     *before, together = accumulate(vectors, initial=0)
-    small = min(source.page_tokens, target.page_tokens)
+    small = min(source.page_positions, target.page_positions)
     runs: list[PageRun] = []
     for place, to_place in share:
         for offset, vector in zip(before, vectors, strict=True):
-            strip = (place * together + offset) * source.page_tokens
-            to_strip = (to_place * together + offset) * target.page_tokens
+            strip = (place * together + offset) * source.page_positions
+            to_strip = (to_place * together + offset) * target.page_positions
             at, to, length = runs[-1] if runs else (0, 0, 0)
             if runs and (strip, to_strip) == (at + length, to + length):
                 runs[-1] = (at, to, length + small * vector)
@@ -289,6 +308,7 @@ def _plan(source: KvGroup, target: KvGroup, share: Sequence[tuple[int, int]]) ->
     return GroupPlan(
         source_page_tokens=source.page_tokens,
         target_page_tokens=target.page_tokens,
+        is_state=source.is_state,
         source_page_bytes=source.page_bytes,
         target_page_bytes=target.page_bytes,
         blocks=tuple((length, tuple(places)) for length, places in blocks.items()),

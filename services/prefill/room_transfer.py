@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
-from math import lcm
 from typing import Final
 
 from baton.handover.route import Route
@@ -62,7 +61,7 @@ class RoomTransfer:
         transfer: Transfer,
         route: Route,
         source: PageTables,
-        page_tokens: Sequence[int],
+        block_tokens: int,
         grant: Granted,
         window_bytes: int,
         staging: memoryview,
@@ -70,13 +69,14 @@ class RoomTransfer:
     ) -> None:
         """Make the writes of a room.
 
-        `source`: page tables of the room on this side, by KV group, from position 0. `page_tokens`: tokens
-        per page, by group. `staging`: metadata slot of this side, from which record and seal are written.
+        `source`: page tables of the room on this side, by KV group, from position 0. `block_tokens`: tokens
+        per block here, the fewest that fill whole pages. `staging`: metadata slot of this side, from which
+        record and seal are written.
         """
         self._transfer = transfer
         self._route = route
         self._source = source
-        self._block_tokens = lcm(*page_tokens)
+        self._block_tokens = block_tokens
         self._grant = grant
         self._window_bytes = window_bytes
         self._targets = [each for each in route.targets if not each.plan.empty]
@@ -220,7 +220,8 @@ class RoomTransfer:
         if count == 0:
             stop = min(self._planned + self._stretch, self._ready)
         target, first = self._targets[count], self._grant.prefix_tokens
-        runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop)
+        ends = self._complete and stop == self._ready
+        runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop, ends=ends)
         for group, each in enumerate(runs):
             for window in windows(each, self._window_bytes):
                 self._waiting.append((target.peer, kv_region(group), window))

@@ -42,7 +42,7 @@ class TransferScheduler:
             self._transfer,
             room.route,
             room.pages,
-            self._sending.layout.page_tokens,
+            self._sending.layout.block_tokens,
             room.grant,
             self._window_bytes,
             self._sending.holdings.slots.view(slot),

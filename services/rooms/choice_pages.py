@@ -3,7 +3,8 @@
 All choices read the whole blocks of their common beginning, and none writes there (`shared-is-read-only`). A
 block is the fewest positions for which every KV group has whole pages. Each choice after the first computes
 the last known token once more, since its draw needs the logits. So each choice has its own copy of the page
-of that token, and of all pages after it (`choices-apart`).
+of that token, and of all pages after it (`choices-apart`). If the model has states, no choice can begin
+with another one's, since a state cannot be taken back. Each choice then computes all tokens itself.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ class ChoicePages:
     """Most tokens of one choice whose KV is stored, at least `known_tokens`."""
     choices: int
     page_tokens: tuple[int, ...]
-    """Number of tokens per page, by KV group."""
+    """Number of tokens that a page serves, by KV group."""
+    states: tuple[int, ...] = ()
+    """Indices of the KV groups of states, of which a choice has one page for its whole length."""
     shared_tokens: int = field(init=False)
     """Number of leading tokens whose pages all choices of the room share."""
     shared: PageCounts = field(init=False)
@@ -37,14 +40,15 @@ class ChoicePages:
     needs at most this many for it."""
 
     def __post_init__(self) -> None:
-        block = lcm(*self.page_tokens)
-        self.shared_tokens = (self.known_tokens - 1) // block * block
+        block = lcm(*(size for group, size in enumerate(self.page_tokens) if group not in self.states))
+        self.shared_tokens = 0 if self.states else (self.known_tokens - 1) // block * block
         self.shared = tuple([self.shared_tokens // size for size in self.page_tokens])
         further = self.choices - 1
         counts = zip(self.each, self.shared, strict=True)
         self.needed = tuple([each + further * (each - shared) for each, shared in counts])
         self.first = self.pages_for(min(self.known_tokens + block, self.tokens_max))
-        self.block = self.pages_for(block)
+        growth = enumerate(self.pages_for(block))
+        self.block = tuple([0 if group in self.states else count for group, count in growth])
 
     @property
     def each(self) -> PageCounts:

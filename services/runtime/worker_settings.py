@@ -112,6 +112,12 @@ class WorkerSettings(ServiceSettings):
         " weights leave of its memory.",
         SIZE,
     )
+    expected_context: int = setting(
+        0,
+        "Tokens of a sequence for which memory is divided, if a model's layers keep KV of several kinds (0:"
+        " 4096, or the context length if that is less).",
+        number(0, 2**24),
+    )
     page_tokens: int = setting(
         16,
         "Tokens per KV page; of any two workers, one's a multiple of the other's. Compiled steps need a"

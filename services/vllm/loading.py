@@ -78,7 +78,7 @@ def _engine(
     requests = RequestCache(model.runner, (group.page_tokens,), 2 * model.rows_max)
     return StepEngine(
         whole,
-        cache,
+        [cache],
         rank_group,
         VllmRunner(model, cache, requests, vocab_size),
         facts=EngineFacts("vllm", is_invariant),

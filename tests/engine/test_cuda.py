@@ -63,7 +63,7 @@ def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEng
     memories[1].copy_(memories[0])
     sums = [PageSum(3), PageSum(3)]
     for engine, each in zip(engines, sums, strict=True):
-        engine.sum_pages([PageSumRequest(each, ([5, 1, 7],), 39)])
+        engine.sum_pages([PageSumRequest(each, ([5, 1, 7],), 39, ends=True)])
     assert sums[0].total == sums[1].total
 
 

@@ -130,7 +130,7 @@ def test_a_sum_of_pages_goes_over_what_was_taken(tiny_engine: MakeEngine) -> Non
     while not tenant.done:
         worker.guess([tenant], 100, guess)
         anew = PageSum(0)
-        engine.sum_pages([PageSumRequest(anew, (tenant.pages,), summed.stop)])
+        engine.sum_pages([PageSumRequest(anew, (tenant.pages,), summed.stop, ends=False)])
         assert summed.here == summed.everywhere == anew.here
     assert tenant.sequence.output == expected
     assert summed.stop > len(prompt) + TOKENS - DRAFTS_MAX - 2

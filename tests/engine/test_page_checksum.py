@@ -263,18 +263,18 @@ def test_a_step_carries_the_sum_on_over_what_it_computed(engine: TorchEngine, ch
     assert beside.page_sum is None
     landed = PageSum(start)
     for stop in (20, 40):
-        engine.sum_pages([PageSumRequest(landed, (pages,), stop)])
+        engine.sum_pages([PageSumRequest(landed, (pages,), stop, ends=stop == 40)])
     assert nonzero_sum(landed.total) == nonzero_sum(summed.page_sum.total)
     engine.cache.tensor[9, 1, 0, 0, 7] += 1.0
     spoilt = PageSum(start)
-    engine.sum_pages([PageSumRequest(spoilt, (pages,), 40)])
+    engine.sum_pages([PageSumRequest(spoilt, (pages,), 40, ends=True)])
     assert nonzero_sum(spoilt.total) != nonzero_sum(summed.page_sum.total)
 
 
 def test_a_sum_that_starts_behind_the_prompt_adds_nothing(engine: TorchEngine) -> None:
     """The receiver had the whole prompt cached before (`zero-page-hand-over`)."""
     whole = PageSum(16)
-    engine.sum_pages([PageSumRequest(whole, ([3],), 16)])
+    engine.sum_pages([PageSumRequest(whole, ([3],), 16, ends=True)])
     assert (whole.stop, whole.total) == (16, 0)
 
 
@@ -330,6 +330,6 @@ def test_a_step_sums_no_encoded_page_that_later_rows_write_to(engine: TorchEngin
         encoded.step([Row(sequence, at, stop, (pages,), stop == 40)])
     landed = PageSum(0)
     for stop in (20, 40):
-        encoded.sum_pages([PageSumRequest(landed, (pages,), stop)])
+        encoded.sum_pages([PageSumRequest(landed, (pages,), stop, ends=stop == 40)])
     assert nonzero_sum(landed.total) == nonzero_sum(sequence.page_sum.total)
     assert sequence.page_sum.stop == 40

@@ -235,7 +235,7 @@ class PrefillRank(Rank[WritingRoom]):
             cast(Transfer, line),
             room.route,
             room.pages,
-            [group.page_tokens],
+            group.page_tokens,
             room.grant,
             group.page_bytes,
             self._holdings.slots.view(slot),

@@ -143,7 +143,9 @@ def test_every_byte_reaches_its_place_in_every_receiver_rank_once_and_nothing_el
         written = [bytearray(len(each)) for each in expected]
         for (begin, stop), (sender, source) in product(pairwise(handover.cuts), enumerate(sources)):
             between = plan.between(sender, receiver)
-            by_group = between.runs(handover.sources[sender], tables, first, begin, stop)
+            by_group = between.runs(
+                handover.sources[sender], tables, first, begin, stop, ends=stop == handover.end
+            )
             assert not (between.empty and any(by_group))
             for group, runs in enumerate(by_group):
                 for at, to, length in runs:
@@ -163,7 +165,7 @@ def test_runs_that_could_be_one_are_one(handover: Handover) -> None:
     for sender, receiver in product(range(len(handover.senders)), range(len(handover.receivers))):
         tables = handover.sources[sender], handover.targets[receiver]
         between = plan.between(sender, receiver)
-        by_group = between.runs(*tables, handover.first, handover.first, handover.end)
+        by_group = between.runs(*tables, handover.first, handover.first, handover.end, ends=True)
         for group, runs in zip(between.groups, by_group, strict=True):
             pieces = [(*each, length) for length, places in group.blocks for each in places]
             alike = group.source_page_tokens == group.target_page_tokens
@@ -278,7 +280,7 @@ def test_a_stretch_makes_no_more_bytes_and_runs_than_it_may_or_is_one_piece(
             [range(0, 4 * stop, 2)] * len(between.groups),
             [range(1, 6 * stop, 3)] * len(between.groups),
         )
-        runs = [run for group in between.runs(*scattered, 0, 0, stop) for run in group]
+        runs = [run for group in between.runs(*scattered, 0, 0, stop, ends=True) for run in group]
         if stop > least:
             assert sum(run[2] for run in runs) <= length
             assert len(runs) <= count
@@ -319,7 +321,7 @@ def test_zero_positions_are_zero_runs() -> None:
 
 def test_an_empty_plan_carries_nothing() -> None:
     assert TransferPlan((GroupPlan(16, 16),)).empty
-    assert TransferPlan((GroupPlan(16, 16),)).runs([[1]], [[2]], 0, 0, 16) == [[]]
+    assert TransferPlan((GroupPlan(16, 16),)).runs([[1]], [[2]], 0, 0, 16, ends=True) == [[]]
 
 
 # ---- what does not map

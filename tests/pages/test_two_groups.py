@@ -134,7 +134,7 @@ def hand_over(
     sending.computed(sender, len(PROMPT), Token(42), 1)
     record = asked(sending.take_requests(), SendRecord).record
     first = grant.prefix_tokens
-    moved = between.runs(sender.pages, grant.pages, first, first, len(PROMPT))
+    moved = between.runs(sender.pages, grant.pages, first, first, len(PROMPT), ends=True)
     for source, target, runs in zip(theirs.regions, ours.regions, moved, strict=True):
         for at, to, length in runs:
             target[to : to + length] = source[at : at + length]

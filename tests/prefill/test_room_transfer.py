@@ -55,7 +55,7 @@ class Bench:
             self.transfer,
             Route(DECODE, (toy.PAGE_TOKENS,), (Target(DECODE, pages, toy.LAYOUT.heads),)),
             (page_ids(*source),),
-            [toy.PAGE_TOKENS],
+            toy.PAGE_TOKENS,
             grant,
             window_bytes,
             self.slots.view[SLOT_BYTES : 2 * SLOT_BYTES],
@@ -142,9 +142,11 @@ def test_what_a_window_carries_is_found_when_it_is_posted(monkeypatch: pytest.Mo
         first: int,
         start: int,
         stop: int,
+        *,
+        ends: bool,
     ) -> list[list[PageRun]]:
         planned.append((start, stop))
-        return runs(plan, sources, targets, first, start, stop)
+        return runs(plan, sources, targets, first, start, stop, ends=ends)
 
     monkeypatch.setattr(TransferPlan, "runs", noted)
     at = bench(FaultPlan(hold_share=1.0, hold_steps=30))

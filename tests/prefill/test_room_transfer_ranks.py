@@ -57,7 +57,7 @@ class Room:
         way = self.at.routes[rank].granted(RECEIVER, RECEIVER_RANKS)
         staging = transfer.slots.view[:SLOT_BYTES]
         return RoomTransfer(
-            transfer, way, (page_ids(*source),), [page_tokens], self.grant, window_bytes, staging, 0
+            transfer, way, (page_ids(*source),), page_tokens, self.grant, window_bytes, staging, 0
         )
 
     def write(self, *chunks: int, checksum: Callable[[Sequence[GroupHead]], int] = lambda _: 0) -> None:

@@ -135,7 +135,7 @@ class ToyEngine:
         tokens = [self._row(row) for row in rows]
         self._carry_on(
             [
-                PageSumRequest(row.sequence.page_sum, (row.pages,), row.stop)
+                PageSumRequest(row.sequence.page_sum, (row.pages,), row.stop, ends=row.sample)
                 for row in rows
                 if row.sequence.page_sum
             ]
