@@ -53,10 +53,20 @@ def start_engine(
     join_default_group(settings.rendezvous, topology or Topology(), rank)
     engine = load_engine(settings, directory, facts, rank_group)
     engine.start()
-    group, cache = engine.cache.group, engine.cache
-    log.info(
-        "engine ready", tokens=cache.tokens, dtype=group.dtype, encoding=group.encoding, device=cache.device
-    )
+    for number, cache in enumerate(engine.caches):
+        group = cache.group
+        log.info(
+            "KV memory ready",
+            group=number,
+            kind=group.kind.value,
+            layers=len(group.layers),
+            pages=cache.pages,
+            bytes=cache.length,
+            dtype=group.dtype,
+            encoding=group.encoding,
+        )
+    tokens = min(cache.tokens for cache in engine.caches)
+    log.info("engine ready", tokens=tokens, device=str(engine.device))
     return engine
 
 

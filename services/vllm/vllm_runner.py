@@ -16,12 +16,16 @@ class VllmRunner:
     """A `Runner` over one worker of vLLM. Its sampler is never called."""
 
     def __init__(
-        self, model: ModelWorker, memory: VllmKvMemory, requests: RequestCache, vocab_size: int
+        self,
+        model: ModelWorker,
+        memories: Sequence[VllmKvMemory],
+        requests: RequestCache,
+        vocab_size: int,
     ) -> None:
-        """`memory`: what the model computes over. `vocab_size`: of the model, without padding of logits."""
+        """`memories`: what the model computes over, by KV group. `vocab_size`: without padding of logits."""
         self.model = model
         self.requests = requests
-        self._memory = memory
+        self._memories = memories
         self._vocab_size = vocab_size
 
     def logits(self, rows: Sequence[Row]) -> torch.Tensor | None:
@@ -30,14 +34,16 @@ class VllmRunner:
         Writes the keys and values of all fed tokens to their pages. All ranks call it. Ranks without logits
         get None.
         """
-        self.model.bind(self._memory)
+        self.model.bind(self._memories)
         for row in rows:
-            self._clear_tail(row)
-        size = self._memory.group.page_tokens
-        needed = [(row.pages[: -(-row.end // size)], row.start // size) for row in rows]
-        self._memory.copy_layers([page for pages, _ in needed for page in pages], back=False)
+            self._prepare(row)
+        for number, memory in enumerate(self._memories):
+            size = memory.group.page_tokens
+            memory.load([row.tables[number][: -(-row.end // size)] for row in rows])
         parts = [self._compute(part) for part in self._parts(rows)]
-        self._memory.copy_layers([page for pages, first in needed for page in pages[first:]], back=True)
+        for number, memory in enumerate(self._memories):
+            size = memory.group.page_tokens
+            memory.store([row.tables[number][row.start // size : -(-row.end // size)] for row in rows])
         computed = [part for part in parts if part is not None]
         if len(computed) < 2:
             return computed[0] if computed else None  # not copied, as `torch.cat` would
@@ -47,19 +53,15 @@ class VllmRunner:
         """Forget a sequence that has ended. From any thread."""
         self.requests.release(sequence)
 
-    def _clear_tail(self, row: Row) -> None:
-        """Zero the unused end of the row's last page, unless it was zeroed for this sequence before.
-
-        A page that the row enters is zeroed as a whole.
-        """
-        size, sequence = self._memory.group.page_tokens, row.sequence
-        index, used = (row.end - 1) // size, (row.end - 1) % size + 1
-        page = row.pages[index]
-        if used < size and row.start <= index * size:
-            self._memory.tensor[page].zero_()
-        elif used < size and sequence.engine_state != page:
-            self._memory.clear_tail(page, used)
-        sequence.engine_state = None if row.drafts else page
+    def _prepare(self, row: Row) -> None:
+        """Prepare the pages of a row, and remember for its sequence which pages have zeros behind it."""
+        known = row.sequence.engine_state
+        cleared = known if isinstance(known, tuple) else (None,) * len(self._memories)
+        pages = [
+            memory.prepare(row, table, before)
+            for memory, table, before in zip(self._memories, row.tables, cleared, strict=True)
+        ]
+        row.sequence.engine_state = None if row.drafts else tuple(pages)
 
     def _parts(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         """Yield the rows in parts that one call of the worker takes."""

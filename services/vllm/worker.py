@@ -1,6 +1,7 @@
 """A worker of vLLM with its model: loaded, and bound to memory of Baton's."""
 
 import os
+from collections.abc import Sequence
 from multiprocessing import Lock
 from pathlib import Path
 from typing import Any, Final
@@ -8,20 +9,22 @@ from typing import Any, Final
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from baton.inference.device import find_device
 from baton.inference.kv_memory import check_page_tokens
 from baton.inference.rank_startup import STEP_TIMEOUTS
 from baton.models.model_facts import ModelFacts
+from baton.pages.layout import KvGroup
 from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.worker_settings import WorkerSettings
 from baton.topology import Topology
 from baton.vllm.environment import restoring_globals
-from baton.vllm.kv_groups import LayerSpecs, check_layout, read_specs
-from baton.vllm.memory import VllmKvMemory
+from baton.vllm.kv_groups import LayerGroup, check_layout, group_layers, kv_group
+from baton.vllm.memory import NULL_BLOCKS, VllmKvMemory
 from baton.vllm.rotary_embeddings import rotate_by_head
 
 ROWS_MAX: Final = 128
@@ -35,54 +38,62 @@ LAYOUTS: Final = {"cpu": "LBHNC", "cuda": "BHLNC"}
 stride of blocks and heads."""
 
 
+class KvConfig(KVCacheConfig):  # type: ignore[misc]
+    """vLLM's configuration of KV memory that is zeroed where it has to be, by `VllmKvMemory`."""
+
+    needs_kv_cache_zeroing = False
+
+
 class ModelWorker:
     """One worker of vLLM, whose layers read and write the memory that is bound. One step at a time."""
 
-    def __init__(self, config: Any, worker: Any, layers: LayerSpecs) -> None:
+    def __init__(self, config: Any, worker: Any, groups: Sequence[LayerGroup]) -> None:
         """`config`: vLLM's. `worker`: with its model loaded, and no memory yet."""
         self.worker = worker
         self.runner = worker.model_runner
-        self.layers = layers
+        self.groups = list(groups)
+        """Layers by KV group, in the order of the layout once `order_groups` was called."""
         self.rows_max = ROWS_MAX
         self.tokens_max: int = config.scheduler_config.max_num_batched_tokens
         self.device: torch.device = worker.device
-        self.hidden_layers: int = config.model_config.get_total_num_hidden_layers()
-        """Layers of the whole model."""
-        self.kv_heads: int = config.model_config.get_total_num_kv_heads()
-        """KV heads of the whole model."""
         self._layers: dict[str, Any] = config.compilation_config.static_forward_context
-        self._attention = self._layers[layers.names[0]]
         self._config = config
-        self._bound: tuple[VllmKvMemory, int] | None = None
+        self._bound: list[tuple[VllmKvMemory, int]] = []
 
     def page_sizes(self, page_tokens: int) -> list[int]:
         """Return the tokens per page that attention can have here, if `page_tokens` were requested."""
-        chosen: int = self.layers.spec.block_size
-        if chosen != page_tokens:  # replaced by vLLM
-            return [chosen]
-        # vLLM would divide a multiple of a kernel's fixed size. Pages are never divided.
-        sizes = self._attention.attn_backend.get_supported_kernel_block_sizes(self.layers.spec)
-        fixed = {each for each in sizes if isinstance(each, int)}
-        bases = [each.base for each in sizes if not isinstance(each, int)]
-        multiples = {each for each in {*PAGE_SIZES, page_tokens} for base in bases if each % base == 0}
-        return list(fixed | multiples)
+        possible = {*PAGE_SIZES, page_tokens}
+        for each in self.groups:
+            if not each.is_state:
+                possible &= self._page_sizes(each, page_tokens)
+        return list(possible)
 
-    @property
-    def encoding(self) -> str:
-        """Name of the form in which the attention back end writes a page. After `take_memory`."""
-        parts = ("vllm", self._attention.attn_backend.get_name(), getattr(self._attention, "isa", ""))
-        return "-".join(part.lower().replace("_", "-") for part in parts if part)
+    def order_groups(self, order: Sequence[int]) -> None:
+        """Put `groups` into the order of the layout: `order` has the index of each in turn."""
+        self.groups = [self.groups[index] for index in order]
 
-    def take_memory(self, blocks: int) -> None:
-        """Make vLLM's runner ready for `blocks` blocks of KV memory, which `bind` gives it."""
-        names, spec, page = list(self.layers.names), self.layers.spec, self.layers.page_bytes
-        check_layout(self._attention.attn_backend, LAYOUTS[self.device.type], spec.num_kv_heads)
-        config = KVCacheConfig(
-            blocks,
-            [KVCacheTensor(blocks * page, names, layer_stride=spec.page_size_bytes, block_stride=page)],
-            [KVCacheGroupSpec(names, _as_full(spec))],
-            kv_cache_layout=LAYOUTS[self.device.type],
-        )
+    def kv_groups(self, context_length: int) -> list[KvGroup]:
+        """Return the KV group of each of `groups`: the layers of this rank, and the heads of all ranks."""
+        ranks = self._config.parallel_config.tensor_parallel_size
+        return [kv_group(each, self._heads(each, ranks), ranks, context_length) for each in self.groups]
+
+    def encoding(self, number: int) -> str:
+        """Return what the form of pages in a group depends on beside its attention. After `take_memory`."""
+        isa: str = getattr(self._layers[self.groups[number].names[0]], "isa", "")
+        return f"-{isa}" if isa else ""
+
+    def take_memory(self, pages: Sequence[int]) -> None:
+        """Make vLLM's runner ready for this number of pages of each group, which `bind` gives it."""
+        layout = LAYOUTS[self.device.type]
+        tensors = []
+        for group, count in zip(self.groups, pages, strict=True):
+            if not group.is_state:
+                check_layout(group.backend, layout, group.spec.num_kv_heads)
+            size, page = (NULL_BLOCKS + count) * group.page_bytes, group.spec.page_size_bytes
+            names = list(group.names)
+            tensors.append(KVCacheTensor(size, names, layer_stride=page, block_stride=group.page_bytes))
+        specs = [KVCacheGroupSpec(list(each.names), each.spec) for each in self.groups]
+        config = KvConfig(NULL_BLOCKS + max(pages), tensors, specs, kv_cache_layout=layout)
         self.runner.initialize_kv_cache_tensors = lambda *_, **__: {}
         with set_current_vllm_config(self._config), restoring_globals():
             self.worker.initialize_from_config(config)
@@ -91,23 +102,50 @@ class ModelWorker:
                 self.tokens_max, self.runner.model_config.dtype, self.device
             )
 
-    def bind(self, memory: VllmKvMemory) -> None:
-        """Let the layers read and write `memory`. They do not follow its moves."""
-        if self._bound != (memory, memory.address):
-            self._bound = (memory, memory.address)
-            self._set_views(memory)
+    def bind(self, memories: Sequence[VllmKvMemory]) -> None:
+        """Let the layers read and write `memories`, one for each group. They do not follow their moves."""
+        wanted = [(each, each.address) for each in memories]
+        if self._bound != wanted:
+            self._bound = wanted
+            self._set_views(memories)
 
     def record(self) -> None:
         """Warm up, and record graphs on a GPU. After the first `bind`."""
         with set_current_vllm_config(self._config), restoring_globals():
             self.worker.compile_or_warm_up_model()
 
-    def _set_views(self, memory: VllmKvMemory) -> None:
-        views = dict(zip(self.layers.names, memory.layers, strict=True))
+    def _set_views(self, memories: Sequence[VllmKvMemory]) -> None:
+        views: dict[str, torch.Tensor] = {}
+        for group, memory in zip(self.groups, memories, strict=True):
+            views |= zip(group.names, memory.layers, strict=True)
+        self.runner.kv_caches[:] = views.values()
         views |= {name: views[target] for name, target in self.runner.shared_kv_cache_layers.items()}
-        self.runner.kv_caches[:] = memory.layers
         for name, view in views.items():
             self._layers[name].bind_kv_cache(view)
+
+    def _page_sizes(self, group: LayerGroup, page_tokens: int) -> set[int]:
+        """Return the tokens per page that the attention of `group` can have."""
+        chosen: int = group.spec.block_size
+        if chosen != page_tokens:  # replaced by vLLM
+            return {chosen}
+        # vLLM would divide a multiple of a kernel's fixed size. Pages are never divided.
+        sizes = group.backend.get_supported_kernel_block_sizes(group.spec)
+        fixed = {each for each in sizes if isinstance(each, int)}
+        bases = [each.base for each in sizes if not isinstance(each, int)]
+        multiples = {each for each in {*PAGE_SIZES, page_tokens} for base in bases if each % base == 0}
+        return {each for each in fixed | multiples if all(chunk % each == 0 for chunk in group.chunks)}
+
+    def _heads(self, group: LayerGroup, ranks: int) -> int:
+        """Return the KV heads of `group` over all tensor ranks, which replicate them if they are fewer."""
+        if group.is_state:
+            return ranks
+        own: int = group.spec.num_kv_heads
+        around = self.runner.model.get_submodule(group.names[0].rpartition(".")[0])
+        totals = [
+            each.total_num_kv_heads for each in around.children() if isinstance(each, QKVParallelLinear)
+        ]
+        totals.append(self._config.model_config.get_total_num_kv_heads())
+        return next((each for each in totals if max(1, each // ranks) == own), own * ranks)
 
 
 def start_worker(
@@ -155,14 +193,17 @@ def start_worker(
                 _divide_layers(config.model_config.get_total_num_hidden_layers(), topology.pipeline)
             with set_current_vllm_config(config):
                 worker = _load(config, rank, rank if device.index is None else device.index)
-                current_platform.update_block_size_for_backend(config)
+                if not config.model_config.is_hybrid:  # pages of several groups differ in size
+                    current_platform.update_block_size_for_backend(config)
                 specs = worker.get_kv_cache_spec()
                 if not on_cpu:  # compiles, and makes the buffers that must not grow once graphs are recorded
                     worker.determine_available_memory()
                     torch.cuda.empty_cache()  # what torch caches counts as taken
         except (ValueError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
             raise StartupError(f"vLLM refuses the model {facts.name}: {describe_error(error)}") from error
-    model = ModelWorker(config, worker, read_specs(facts.name, specs))
+    layers = config.compilation_config.static_forward_context
+    backends = {name: layers[name].get_attn_backend() for name in specs}
+    model = ModelWorker(config, worker, group_layers(facts.name, specs, backends))
     check_page_tokens(settings.page_tokens, model.page_sizes(settings.page_tokens), "vllm")
     return model
 
@@ -188,11 +229,3 @@ def _load(config: Any, rank: int, device: int) -> Any:
     if current_platform.is_cpu():
         rotate_by_head(wrapper.worker.model_runner.model)
     return wrapper.worker
-
-
-def _as_full(spec: Any) -> Any:
-    """Return the specification of a group over all tokens: a window is a matter of the layer's attention."""
-    if isinstance(spec, FullAttentionSpec):
-        return spec
-    given = {name: getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_size", "dtype")}
-    return FullAttentionSpec(**given, head_size_v=getattr(spec, "head_size_v", None))

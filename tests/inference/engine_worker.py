@@ -26,9 +26,16 @@ class Tenant:
 
     sequence: Sequence
     computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+    """Page indices by KV group."""
     shared: int = 0
-    """Number of leading pages that belong to another sequence."""
+    """Number of leading pages that belong to another sequence, in a model with one KV group."""
+
+    @property
+    def pages(self) -> list[int]:
+        """Page indices of a model with one KV group."""
+        (pages,) = self.tables
+        return pages
 
     @property
     def done(self) -> bool:
@@ -65,9 +72,10 @@ class ShuffledWorker:
     def __init__(self, engine: StepEngine, seed: int = 0) -> None:
         self.engine = engine
         self._numbers = count()
-        self._free = list(range(engine.cache.pages))
-        random.Random(seed).shuffle(self._free)
-        engine.cache.tensor.fill_(float("nan"))
+        self._free = [list(range(cache.pages)) for cache in engine.caches]
+        for free, cache in zip(self._free, engine.caches, strict=True):
+            random.Random(seed).shuffle(free)
+            cache.tensor.fill_(float("nan"))
 
     def admit(
         self,
@@ -89,18 +97,21 @@ class ShuffledWorker:
         size = self.engine.cache.group.page_tokens
         division = ChoicePages(len(request.prompt), asked.tokens_max, 2, (size,))
         (shared,) = division.shared
-        return Tenant(Sequence(asked, []), division.shared_tokens, [*tenant.pages[:shared]], shared)
+        return Tenant(Sequence(asked, []), division.shared_tokens, [tenant.pages[:shared]], shared)
 
     def release(self, tenant: Tenant) -> None:
         """Free the pages of a sequence, filled with NaN."""
-        for page in tenant.pages[tenant.shared :]:
-            self.engine.cache.tensor[page] = float("nan")
-        self._free += tenant.pages[tenant.shared :]
-        tenant.pages = []
+        for table, free, cache in zip(tenant.tables, self._free, self.engine.caches, strict=True):
+            cache.tensor[table[tenant.shared :]] = float("nan")
+            free += table[tenant.shared :]
+            table.clear()
 
     def grow(self, tenant: Tenant, tokens: int) -> None:
-        while len(tenant.pages) < self.engine.cache.group.pages_for(tokens):
-            tenant.pages.append(self._free.pop())
+        needed = self.engine.layout.pages_for(tokens)
+        tenant.tables = tenant.tables or [[] for _ in needed]
+        for table, free, pages in zip(tenant.tables, self._free, needed, strict=True):
+            while len(table) < pages:
+                table.append(free.pop())
 
     def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[Token | None]:
         """Make one step of all unfinished sequences: the next chunk of a prompt, or the next token. Return
@@ -117,7 +128,7 @@ class ShuffledWorker:
             stop = min(tenant.computed + chunk, known)
             drafts = guess(tenant) if stop == known else ()
             self.grow(tenant, stop + len(drafts))
-            place = (tenant.sequence, tenant.computed, stop, (tenant.pages,))
+            place = (tenant.sequence, tenant.computed, stop, tenant.tables)
             rows.append(Row(*place, sample=stop == known, drafts=drafts))
             taking.append(tenant)
         drawn: list[tuple[Token, ...]] = []
@@ -158,16 +169,20 @@ def hand_over(tenant: Tenant, source: ShuffledWorker, target: ShuffledWorker) ->
 
     What the sender's last page holds behind the prompt does not count. In plain pages it is NaN on arrival.
     """
-    there = Tenant(Sequence(tenant.sequence.request, list(tenant.sequence.output)), tenant.computed)
+    there = target.admit(tenant.sequence.request.prompt, 1)
+    there.sequence = Sequence(tenant.sequence.request, list(tenant.sequence.output))
+    there.computed = tenant.computed
     target.grow(there, tenant.computed)
-    for mine, yours in zip(tenant.pages, there.pages, strict=True):
-        memory_of(target.engine)[yours] = memory_of(source.engine)[mine]
-    used = tenant.computed % target.engine.cache.group.page_tokens
-    if used and target.engine.cache.group.encoding == PLAIN:
-        target.engine.cache.tensor[there.pages[-1], :, :, :, used:] = float("nan")
+    for group, cache in enumerate(target.engine.caches):
+        mine, yours = tenant.tables[group], there.tables[group]
+        memory_of(target.engine, group)[yours] = memory_of(source.engine, group)[mine]
+        used = tenant.computed % cache.group.page_tokens
+        if used and cache.group.encoding == PLAIN and not cache.group.is_state:
+            cache.tensor[yours[-1], :, :, :, used:] = float("nan")
     return there
 
 
-def memory_of(engine: StepEngine) -> torch.Tensor:
-    """[pages, page_bytes] bytes."""
-    return engine.cache.tensor.view(torch.uint8).view(engine.cache.pages, engine.cache.group.page_bytes)
+def memory_of(engine: StepEngine, group: int = 0) -> torch.Tensor:
+    """[pages, page_bytes] bytes of a KV group."""
+    cache = engine.caches[group]
+    return cache.tensor.view(torch.uint8).view(cache.pages, cache.group.page_bytes)

@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV3Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
+    Llama4TextConfig,
     PreTrainedConfig,
     Qwen3MoeConfig,
 )
@@ -115,6 +117,35 @@ def _gemma3() -> PreTrainedConfig:
     )
 
 
+def _gemma4() -> PreTrainedConfig:
+    """Layers without a window have fewer and longer heads, and so a KV group of their own."""
+    return Gemma4TextConfig(
+        **SHAPE,
+        **HEADS,
+        global_head_dim=64,
+        num_global_key_value_heads=1,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        num_kv_shared_layers=0,
+        vocab_size_per_layer_input=SHAPE["vocab_size"],
+        hidden_size_per_layer_input=32,
+    )
+
+
+def _llama4() -> PreTrainedConfig:
+    """Three of four layers attend within chunks of two pages."""
+    return Llama4TextConfig(
+        **SHAPE,
+        **HEADS,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        attention_chunk_size=WINDOW,
+        moe_layers=[0, 1, 2, 3],
+        attn_temperature_tuning=False,
+    )
+
+
 FAMILIES: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _kimi_k2,
@@ -122,6 +153,8 @@ FAMILIES: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "llama4": _llama4,
 }
 """Configurations by the name of the family."""
 LATENT_FAMILIES: Final = frozenset({"deepseek_v3", "kimi_k2"})

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.stack
 
 LENGTHS = (5, 32, 150, 333)
 CHUNK = 40
-HERE = {"deepseek_v3", "gpt_oss"}
-"""Latent attention with experts; windows and sinks. The others are run with `--all-models`."""
+HERE = {"deepseek_v3", "gpt_oss", "gemma4"}
+"""Latent attention with experts; windows and sinks; two KV groups. `--all-models` runs the others, too."""
 LEFT_OUT = 20
 """Tokens at the end of a prompt that another one has in common with it, but for them."""
 

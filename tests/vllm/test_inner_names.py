@@ -17,7 +17,20 @@ MODULES = {
         "AttentionBackend.supported_kv_cache_layouts",
         "AttentionBackend.get_name",
     ],
-    "vllm.v1.kv_cache_interface": ["FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"],
+    "vllm.model_executor.layers.attention_layer_base": [
+        "AttentionLayerBase.bind_kv_cache",
+        "AttentionLayerBase.get_attn_backend",
+    ],
+    "vllm.model_executor.layers.linear": ["QKVParallelLinear"],
+    "vllm.model_executor.layers.mamba.abstract": ["MambaBase.bind_kv_cache"],
+    "vllm.v1.kv_cache_interface": [
+        "ChunkedLocalAttentionSpec",
+        "FullAttentionSpec",
+        "KVCacheConfig.needs_kv_cache_zeroing",
+        "MambaSpec",
+        "MLAAttentionSpec",
+        "SlidingWindowSpec",
+    ],
     "vllm.v1.worker.worker_base": ["WorkerWrapperBase.init_worker", "WorkerWrapperBase.init_device"],
     "vllm.v1.worker.gpu_worker": [
         "Worker.load_model",
@@ -58,6 +71,7 @@ FIELDS = {
         "num_output_tokens",
     },
     ("vllm.v1.kv_cache_interface", "KVCacheConfig"): {"num_blocks", "kv_cache_tensors", "kv_cache_groups"},
+    ("vllm.v1.kv_cache_interface", "MambaSpec"): {"shapes", "dtypes", "page_size_padded", "tp_replicated"},
     ("vllm.v1.kv_cache_interface", "KVCacheTensor"): {"size", "layers", "layer_stride", "block_stride"},
 }
 RUNNER = {"requests", "input_batch", "execute_model_state", "kv_caches", "shared_kv_cache_layers", "model"}

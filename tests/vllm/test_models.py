@@ -10,13 +10,14 @@ from tests.models.vllm_outcomes import VllmOutcomes
 from tests.vllm.model_sweep import all_types, outcome_of, sweep
 from tests.vllm.model_trial import try_engine
 
-SOME = ("llama", "gpt2", "bloom", "mistral", "phi3", "mamba")
+SOME = ("llama", "gpt2", "bloom", "mistral", "phi3", "gemma4_text", "llama4_text", "mamba")
 SWEEP_S = 3600.0
 
 
 @pytest.mark.timeout(300)
 def test_some_types_are_as_recorded() -> None:
-    """Own code of vLLM's, learned positions, ALiBi, windows, packed weights, and a state that is refused."""
+    """Own code of vLLM's, learned positions, ALiBi, windows, packed weights, two KV groups, chunks, and a
+    state that is refused."""
     recorded = VllmOutcomes.read().types
     assert dict(sweep(SOME)) == {kind: recorded[kind] for kind in SOME}
 

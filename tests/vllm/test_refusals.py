@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.pages.layout import GROUPS_MAX, KvGroup, KvPlane, full_group, state_group
 from baton.runtime.errors import StartupError
 from tests.vllm.conftest import settings
 
@@ -57,18 +58,43 @@ class OtherSpec:
 
 def test_all_missing_features_are_named() -> None:
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
     from baton.vllm.kv_groups import missing_features
 
     wide = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.float32)
     narrow = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float8_e4m3fn)
-    assert missing_features([wide, wide]) == []
+    state = MambaSpec(block_size=512, shapes=((4, 8),), dtypes=(torch.float64,))
+    assert missing_features([wide, replace(wide, head_size=32)]) == []
     later = replace(wide, non_causal=True)
-    assert missing_features([later, narrow, OtherSpec()]) == [
+    assert missing_features([later, narrow, state, OtherSpec()]) == [
         "layers of kind OtherSpec",
         "keys and values in torch.float8_e4m3fn",
-        "layers whose keys and values differ in size",
+        "states in torch.float64",
         "attention to later tokens",
     ]
     assert missing_features([]) == ["layers with keys and values"]
+
+
+def test_more_groups_than_a_record_counts() -> None:
+    from baton.vllm.kv_groups import merge_groups
+
+    groups = [full_group("float32", 32, (layer,), (0,), 32 * layer) for layer in range(1, GROUPS_MAX + 2)]
+    assert merge_groups(reversed(groups[:-1])) == groups[:-1]
+    with pytest.raises(StartupError, match="the model's layers have 5 KV groups, at most 4"):
+        merge_groups(groups)
+
+
+def test_groups_of_stages_are_merged() -> None:
+    """Attention comes before states, each kind in the order of its first layers."""
+    from baton.vllm.kv_groups import merge_groups
+
+    def parts(layers: tuple[int, ...]) -> list[KvGroup]:
+        state = state_group("float32", 512, layers, (0,), (KvPlane("state0", 8),))
+        first, second = (replace(each, layers=(layers[0] + step,)) for step, each in enumerate((long, short)))
+        return [state, second, first]
+
+    long, short = (full_group("float32", 32, (), (0, 1), size) for size in (64, 32))
+    merged = merge_groups([*parts((4, 5)), *parts((0, 1))])
+    assert [each.layers for each in merged] == [(0, 4), (1, 5), (0, 1, 4, 5)]
+    assert [each.is_state for each in merged] == [False, False, True]
