@@ -19,6 +19,7 @@ from baton.inference.step_engine import drawing_rank
 from baton.models.engine_features import missing_in_torch
 from baton.models.model_files import prepare, resolve
 from baton.rooms.worker_facts import CANARY_TOKENS
+from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
 from baton.runtime.memory_trimming import trimming_memory
 from baton.runtime.model_options import LoadFormat, Quantize
@@ -73,6 +74,7 @@ def start_engine(
             page_tokens=settings.page_tokens,
             kv_cache_memory=settings.kv_cache_memory,
             tokens_min=CANARY_TOKENS,
+            expected_tokens=settings.expected_context,
             threads=threads,
             scores_prompts=settings.scores_prompts,
             compiled=settings.compiled_steps,
@@ -83,13 +85,13 @@ def start_engine(
         engine.start()
         if drafting is not None and drafts is not None:
             start_draft_model(engine, drafts, drafting, settings, threads)
-    tokens = engine.cache.tokens
+    tokens = min(cache.tokens for cache in engine.caches)
     log.info(
         "engine ready",
         tokens=tokens,
-        dtype=engine.cache.group.dtype,
+        dtype=engine.model.dtype,
         quantize=engine.layout.quantize,
-        device=engine.cache.device,
+        device=str(engine.device),
         compiled=engine.execution.kind is ExecutionKind.COMPILED,
     )
     return engine
@@ -108,12 +110,14 @@ def start_draft_model(
             drafts.directory,
             quantization=draft_quantization(settings, drafts.source),
             dtype=settings.dtype,
-            device=engine.cache.device,
+            device=str(engine.device),
             page_tokens=settings.page_tokens,
             kv_cache_memory=files.kv_memory,
             threads=threads,
             compiled=settings.compiled_steps,
         )
+        if beside.whole.states:
+            raise StartupError("it needs states of layers, which cannot be taken back with rejected drafts")
         beside.cache.populate()
         beside.warm_up()
     engine.draft_with(DraftModel(beside, engine.vocab_size))
@@ -127,6 +131,6 @@ def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, Tor
     StartupError as `start_engine` does.
     """
     decode = start_engine(settings, threads)
-    prefill = load_second_engine(decode, settings.kv_cache_memory, CANARY_TOKENS)
+    prefill = load_second_engine(decode, settings.kv_cache_memory, CANARY_TOKENS, settings.expected_context)
     prefill.start()
     return prefill, decode

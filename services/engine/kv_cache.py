@@ -1,7 +1,11 @@
-"""KV cache of a rank: one tensor for a group of layers, laid out as in `services/pages/layout.py`.
+"""KV caches of a rank: the memory of each KV group, laid out as in `services/pages/layout.py`.
 
-The cache does not know which sequence owns which page.
+A cache does not know which sequence owns which page.
 """
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 
@@ -74,3 +78,46 @@ class PagedKvCache(PageMemory):
         Attention multiplies their values by a weight of zero, and zero times a stale NaN is NaN.
         """
         self.tensor[page, :, :, :, used:].zero_()
+
+
+class PagedStates(PageMemory):
+    """Pages of the torch engine with the states of layers: one page has all states of a sequence."""
+
+    def _make_views(self, memory: torch.Tensor) -> None:
+        """Make the views of `memory` that steps use."""
+        group = self.group
+        flat = memory.view(DTYPES[group.dtype])
+        self.address: int = flat.data_ptr()
+        sizes = [plane.elements for plane in group.planes]
+        self.tensor = flat.view(self.pages, len(group.heads), len(group.layers), sum(sizes))
+        """All pages as one tensor: [page][kv head][layer][elements of all planes]."""
+        places = {layer: index for index, layer in enumerate(group.layers)}
+        self._states = {
+            layer: {
+                plane.name: self.tensor[:, 0, index, end - plane.elements : end]
+                for plane, end in zip(group.planes, accumulate(sizes), strict=True)
+            }
+            for layer, index in places.items()
+        }
+
+    def states(self, layer: int) -> Mapping[str, torch.Tensor]:
+        """Return writable views of a layer's states by name, [page, elements] each."""
+        return self._states[layer]
+
+
+EngineCache: TypeAlias = PagedKvCache | PagedStates
+
+
+def only_attention(caches: Sequence[EngineCache]) -> PagedKvCache:
+    """Return the cache of an engine whose only KV group has keys and values."""
+    (cache,) = (each for each in caches if isinstance(each, PagedKvCache))
+    return cache
+
+
+def make_cache(group: KvGroup, pages: int, device: torch.device, beside: int = 0) -> EngineCache:
+    """Allocate the cache of a KV group, as `PageMemory` does. Raises NotEnoughMemory.
+
+    `beside`: bytes that are to be left on the device.
+    """
+    kind = PagedStates if group.is_state else PagedKvCache
+    return kind(group, pages, device, beside=beside)

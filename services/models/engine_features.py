@@ -19,13 +19,17 @@ from baton.models.model_requirements import (
     Json,
     needs_of,
     other_heads,
+    own_caches,
 )
 
 MissingFeatures = Callable[[Json, CheckpointQuantization | None], list[str]]
 """(configuration, quantization of the checkpoint) -> what an engine lacks for the model, in a few words
 each."""
 
-VLLM_LACKS: Final = frozenset({STATES, LINEAR, HYBRID, CONVOLUTIONS, ENCODER, LATER, ONE_TEXT})
+STATE_FEATURES: Final = frozenset({STATES, LINEAR, HYBRID, CONVOLUTIONS})
+"""Features of models whose layers store states. The torch engine has them, with the transformers library's
+common cache."""
+VLLM_LACKS: Final = STATE_FEATURES | {ENCODER, LATER, ONE_TEXT}
 """Features that the engine on vLLM lacks, since all that its pages hold of a sequence are keys and values of
 earlier tokens."""
 REPEATED: Final = "attention heads that are experts"
@@ -42,7 +46,8 @@ def missing_in_all(config: Json, _: CheckpointQuantization | None) -> list[str]:
 
 def missing_in_torch(config: Json, quantization: CheckpointQuantization | None) -> list[str]:
     """Return what the torch engine lacks."""
-    return [*needs_of(config), *(() if quantization is None else quantization.missing)]
+    needs = [need for need in needs_of(config) if need not in STATE_FEATURES]
+    return [*own_caches(config), *needs, *(() if quantization is None else quantization.missing)]
 
 
 def missing_in_vllm(config: Json, _: CheckpointQuantization | None) -> list[str]:

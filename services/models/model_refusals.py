@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from baton.models.checkpoint_quantization import read_quantization
-from baton.models.engine_features import MissingFeatures
+from baton.models.engine_features import STATE_FEATURES, MissingFeatures
 from baton.models.library_types import LIBRARY, gguf_types, library_version
 from baton.models.model_facts import (
     CONFIG_FILE,
@@ -22,7 +22,7 @@ from baton.models.model_facts import (
     json_object,
     reading,
 )
-from baton.models.model_requirements import Json, text_words
+from baton.models.model_requirements import Json, needs_of, text_words
 
 ADAPTERS: Final = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 MERGE: Final = (
@@ -173,7 +173,10 @@ def refuse_gguf(file: Path, missing: MissingFeatures) -> None:
         return
     model_type = TYPES.get(architecture, architecture)
     words = {"model_type": model_type, **LAYERS.get(architecture, {})}
-    needs = missing(words, None) if model_type in gguf_types() | set(TYPES.values()) else []
+    needs: list[str] = []
+    if model_type in gguf_types() | set(TYPES.values()):
+        states = [need for need in needs_of(words) if need in STATE_FEATURES]
+        needs += dict.fromkeys([*states, *missing(words, None)])  # no conversion of states is checked
     known = {architecture, model_type, architecture.replace("-", "_")} & gguf_types()
     if gguf_types() and (not known or architecture in UNREAD):
         needs.append(

@@ -36,10 +36,16 @@ OTHER_LAYERS: Final[Mapping[str, str]] = {
     "hybrid": "layers of attention and of state space (Mamba)",
     "conv": "convolution layers",
 }
+NO_MIXER: Final = frozenset({"mlp", "moe"})
+"""Layer types of a configuration that read no other tokens."""
+OWN_CACHES: Final = frozenset({"minimax", "recurrent_gemma", "rwkv", "xlstm"})
+"""Model types that store states in a cache of their own making."""
+OWN_CACHE: Final = "states in a cache of its own, where the transformers library has a common one"
 ORDER: Final = (STATES, DIFFERING, ENCODER, LATER, BLOCKS, SHARED, DRAWS)
 STATE_LAYERS: Final = dict.fromkeys(("mamba", "mamba2", "recurrent"), "linear_attention")
 """Layer types in a configuration that count as another type, each with the type that it counts as."""
 LINEAR: Final = OTHER_LAYERS["linear_attention"]
+HYBRID_WINDOW: Final = "hybrid_sliding"
 HYBRID: Final = OTHER_LAYERS["hybrid"]
 CONVOLUTIONS: Final = OTHER_LAYERS["conv"]
 
@@ -89,11 +95,16 @@ BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
             " inkling_text zaya"
         ),
     ),
+    (
+        f"layers of type {HYBRID_WINDOW}",
+        LAYERS,
+        ("inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text"),
+    ),
     ("layers of type compressed_sparse_attention", LAYERS, "deepseek_v4"),
     (
         "layers of type indexed_attention",
         LAYERS,
-        "axk2 deepseek_v32 glm5_next glm_moe_dsa hy_v4 hy_v4_vl mistral_large4",
+        ("axk2 deepseek_v32 glm5_next glm_moe_dsa hy_v4 hy_v4_vl mistral_large4 qwen4_exp qwen4_exp_text"),
     ),
     ("layers of type reference_sliding_attention", LAYERS, "unlimited_ocr"),
     (
@@ -163,8 +174,14 @@ def _layers(words: Json) -> Iterator[str]:
     kinds = {STATE_LAYERS.get(str(each), str(each)) for listed in lists for each in listed}
     for kind in sorted(kinds - SEEING):
         # Other words, such as "attention", may be parts of a layer.
-        if kind in OTHER_LAYERS or kind.endswith("_attention"):
+        if kind in OTHER_LAYERS or kind == HYBRID_WINDOW or kind.endswith("_attention"):
             yield OTHER_LAYERS.get(kind, f"layers of type {kind}")
+
+
+def own_caches(config: Json) -> list[str]:
+    """Return that the model stores states in a cache of its own, if it does."""
+    types = {part.get("model_type") for part in (config, text_words(config))}
+    return [] if types.isdisjoint(OWN_CACHES) else [OWN_CACHE]
 
 
 def other_heads(config: Json) -> list[str]:

@@ -173,7 +173,7 @@ class KvLayout:
     @property
     def layers(self) -> tuple[int, ...]:
         """Global ids of all layers in this layout, ascending."""
-        return tuple(sorted(layer for group in self.groups for layer in group.layers))
+        return tuple(sorted({layer for group in self.groups for layer in group.layers}))
 
     @property
     def heads(self) -> tuple[GroupHead, ...]:

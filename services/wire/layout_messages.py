@@ -51,11 +51,11 @@ def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
     if not 1 <= len(wire.groups) <= GROUPS_MAX:
         raise Malformed(f"layout has {len(wire.groups)} groups, from 1 to {GROUPS_MAX} are wanted")
     groups = tuple(map(_group_from_wire, wire.groups))
-    layers = [layer for group in groups for layer in group.layers]
+    layers = [(group.kind, layer) for group in groups for layer in group.layers]
     if not layers:
         raise Malformed("layout has an empty dimension")
     if len(set(layers)) < len(layers):
-        raise Malformed("layout.groups name a layer twice")
+        raise Malformed("layout.groups of one kind name a layer twice")
     model, quantize = (
         label_from_wire(wire.model, "layout.model"),
         label_from_wire(wire.quantize, "layout.quantize"),

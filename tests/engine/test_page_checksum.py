@@ -321,8 +321,8 @@ def test_encoded_pages_sum_up_to_the_same_on_any_ranks(topology: Topology) -> No
 @pytest.mark.parametrize("chunk", [7, 16, 64])
 def test_a_step_sums_no_encoded_page_that_later_rows_write_to(engine: TorchEngine, chunk: int) -> None:
     cache = PagedKvCache(replace(engine.cache.group, encoding="amx"), 12, torch.device("cpu"))
-    runner = engine.execution.runner(cache)
-    encoded = TorchEngine(engine.model, engine.whole, cache, alone(), engine.execution, runner)
+    runner = engine.execution.runner([cache])
+    encoded = TorchEngine(engine.model, engine.whole, [cache], alone(), engine.execution, runner)
     sequence = Sequence(Request("r", (5, *range(39)), 8, sampling=GREEDY), [])
     sequence.page_sum, pages = PageSum(0), [7, 2, 9]
     for at in range(0, 40, chunk):

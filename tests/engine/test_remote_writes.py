@@ -90,7 +90,7 @@ def test_an_engine_flushes_before_it_looks_at_pages_in_steps_and_in_sums(tiny_en
     plain = tiny_engine("llama-gqa-untied")
     seen: list[bool] = []
     engine = TorchEngine(
-        *(plain.model, plain.whole, plain.cache, alone(), plain.execution, plain.runner),
+        *(plain.model, plain.whole, [plain.cache], alone(), plain.execution, plain.runner),
         flush=lambda: seen.append(True),
     )
     worker = ShuffledWorker(engine)

@@ -28,7 +28,7 @@ def test_an_engine_whose_device_is_lost_says_so_in_a_step_and_in_a_sum(engine: T
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
     lost = TorchEngine(
-        engine.model, engine.whole, engine.cache, alone(), engine.execution, engine.runner, flush=lose
+        engine.model, engine.whole, [engine.cache], alone(), engine.execution, engine.runner, flush=lose
     )
     with pytest.raises(EngineLost, match="illegal memory access"):
         lost.step([Row(sequence(), 0, 16, ([5],), sample=False)])

@@ -83,11 +83,12 @@ def compare(
     the same model over other pages."""
     if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
         yield "its answers hardly vary: they tell nothing"
-    for chunk in (LONG, SHORT):
+    chunks = (LONG, SHORT) if engine.facts.chunked_prompts else (LONG,)
+    for chunk in chunks:
         worker = ShuffledWorker(engine, seed=chunk)
         together = _drawn(worker, [_admit(worker, prompt) for prompt in asked], chunk)
         yield from apart(f"together, in chunks of {chunk}", together, expected)
-    for chunk in (LONG, SHORT):
+    for chunk in chunks:
         worker = ShuffledWorker(engine, seed=chunk)
         by_itself = [_drawn(worker, [_admit(worker, prompt)], chunk)[0] for prompt in asked]
         yield from apart(f"alone, in chunks of {chunk}", by_itself, expected)
@@ -97,7 +98,7 @@ def compare(
     for prompt, answer in zip(asked, expected, strict=True):
         tenant = _admit(prefill, prompt)
         while not tenant.sequence.output:
-            prefill.step([tenant], SHORT)
+            prefill.step([tenant], chunks[-1])
         arrived.append(hand_over(tenant, prefill, decode))
         if not engine.whole.states:  # a state behind half of the prompt is not stored
             again = _admit(prefill, prompt)

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from transformers import DeepseekV3Config, LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig, Mamba2Config, Qwen3NextConfig
 
 from tests.engine.tiny_models import LATENT_SHAPE, save
 
@@ -39,6 +39,44 @@ LATENTS: Final = DeepseekV3Config(
     tie_word_embeddings=False,
 )
 
+STATES: Final = {
+    "qwen3_next": Qwen3NextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    ),
+    "mamba2": Mamba2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_heads=8,
+        head_dim=16,
+        state_size=16,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    ),
+}
+"""Configurations of models with states, by type: the first has attention, too."""
+
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -66,6 +104,12 @@ def latents(directory: Path, demo: Path) -> Path:
     """A DeepSeek V3 of 4 layers and 4 heads in `directory`, always the same: 1, 2 and 4 ranks can hold it,
     each with whole latents. `demo`: whose tokenizer it gets."""
     return with_tokenizer(save(LATENTS, directory), demo)
+
+
+def states(directory: Path, demo: Path, kind: str) -> Path:
+    """A model of a type whose layers have states in `directory`, always the same. `demo`: whose tokenizer it
+    gets."""
+    return with_tokenizer(save(STATES[kind], directory), demo)
 
 
 def with_tokenizer(directory: Path, demo: Path) -> Path:

@@ -59,6 +59,9 @@ TEXT: Final[Fields] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_size"), 32),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), 4),
+    "linear_num_key_heads": 2,
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 16),
     "floor_scale": 48,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -109,7 +112,21 @@ QWEN_WINDOWS: Final[Fields] = {
     "sliding_window": WINDOW,
     "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
 }
+LENGTH: Final[Fields] = {"max_position_embeddings": CONTEXT}
+"""The length of a context, for types whose configuration has none."""
+HYBRIDS: Final[Fields] = {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]}
 BESIDE: Final[Mapping[str, Fields]] = {
+    "bamba": {"attn_layer_indices": [2]},
+    "falcon_mamba": LENGTH,
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+    },
+    "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2},
+    "mamba": LENGTH,
+    "mamba2": LENGTH,
+    "zamba": HYBRIDS,
+    "zamba2": HYBRIDS,
+    "zaya": {"num_experts_per_tok": 1},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}
     },
@@ -150,6 +167,10 @@ class Size:
         hidden = ("hidden_size", "n_embd", "d_model", "embedding_size", "word_embed_proj_dim")
         head = ("head_dim", "kv_channels", "query_pre_attn_scalar")
         widths = dict.fromkeys(hidden, self.hidden) | dict.fromkeys(head, self.head)
+        inner = ("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim")
+        widths |= dict.fromkeys((*inner, "mamba_d_head", "mamba_head_dim"), self.head)
+        widths |= dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 2 * self.hidden // self.head)
+        widths |= {"mamba_d_ssm": 2 * self.hidden}
         return TEXT | widths | {"rotary_dim": self.head // 2} | (LATENT if self.latent else {})
 
     @property
@@ -162,6 +183,8 @@ class Size:
         fields = dict(BESIDE.get(kind, {}))
         if "ffn_config" in fields:
             fields["ffn_config"] = {"hidden_size": self.hidden, **fields["ffn_config"]}
+        if kind == "mamba2":
+            fields["num_heads"] = 2 * self.hidden // self.head
         if "axial_pos_embds_dim" in fields:
             fields["axial_pos_embds_dim"] = [16, self.hidden - 16]
         return fields

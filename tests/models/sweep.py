@@ -15,8 +15,9 @@ import torch
 from transformers.utils import logging as library_logging
 
 from baton.engine.loading.capability_probes import refuse_by_configuration
+from baton.models.engine_features import missing_in_torch
 from baton.models.model_facts import UnsupportedModel
-from baton.models.model_requirements import ONE_TEXT, needs_of
+from baton.models.model_requirements import ONE_TEXT
 from baton.runtime.errors import describe_error
 from tests.engine.ranks.rank_processes import Crew
 from tests.models import recipes
@@ -65,7 +66,7 @@ def refused_as_released(kind: str) -> Outcome | None:
     """Return the outcome of a type that is refused by its released configuration, so that no model has to be
     made."""
     config = recipes.released(kind)
-    missing = needs_of(config.to_dict())
+    missing = missing_in_torch(config.to_dict(), None)
     if ONE_TEXT in missing:
         return Outcome(TrialVerdict.REFUSED, f"it needs {ONE_TEXT}")
     try:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.kv_cache import PagedKvCache
+from baton.engine.kv_cache import make_cache
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.model_loading import load_model
 from baton.engine.torch_engine import TorchEngine
@@ -104,6 +104,8 @@ def sights_of(engine: TorchEngine) -> Iterator[str]:
         yield "chunks"
     if engine.model.geometry.latent is not None:
         yield "latents"
+    if engine.model.geometry.states:
+        yield "states"
     if any(each.softcap is not None for each in layers):
         yield "soft caps"
     if any(each.sinks is not None for each in layers):
@@ -119,9 +121,9 @@ def differences(
 
 def beside(engine: TorchEngine) -> TorchEngine:
     """Return an engine of the same model over other pages, which stores no state for the next step."""
-    pages = PagedKvCache(engine.cache.group, engine.cache.pages, engine.model.device)
+    caches = [make_cache(each.group, each.pages, engine.model.device) for each in engine.caches]
     execution = engine.execution
-    return TorchEngine(engine.model, engine.whole, pages, alone(), execution, execution.runner(pages))
+    return TorchEngine(engine.model, engine.whole, caches, alone(), execution, execution.runner(caches))
 
 
 def generated(directory: Path, attention: str = EAGER) -> list[Answer]:

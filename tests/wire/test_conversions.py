@@ -180,7 +180,7 @@ def test_a_layout_that_names_a_layer_or_head_twice_or_out_of_order_is_refused(
     [
         ([], "0 groups, from 1 to 4"),
         ([group_message(layers=[each]) for each in range(5)], "5 groups, from 1 to 4"),
-        ([group_message(layers=[0, 1]), group_message(layers=[1])], "name a layer twice"),
+        ([group_message(layers=[0, 1]), group_message(layers=[1])], "of one kind name a layer twice"),
         ([group_message(layers=[])], "empty dimension"),
         ([group_message(planes=[])], "empty dimension"),
         ([group_message(planes=[workers_pb2.KvPlane(name="k")])], "empty dimension"),

@@ -7,11 +7,12 @@ function in the model's transformers implementation, at positions beyond the len
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
-from baton.pages.layout import KvGroup, full_group, latent_group
+from baton.pages.layout import KvGroup, KvPlane, full_group, latent_group, state_group
 
 Position = TypeVar("Position", int, torch.Tensor)
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
@@ -34,8 +35,35 @@ class UnknownSpan(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One state tensor that a layer stores of a sequence, such as the last inputs of a convolution."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Its dimensions, without that of the batch."""
+    dtype: torch.dtype
+    """Number format in which the layer computes with it. Pages store float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """State tensors of the layers that have the same ones. They form one KV group."""
+
+    layers: tuple[int, ...]
+    tensors: tuple[StateTensor, ...]
+
+    def kv_group(self, context_length: int) -> KvGroup:
+        """Return the KV group of these layers. Float32 holds the numbers of every other format."""
+        planes = tuple(KvPlane(each.name, prod(each.shape)) for each in self.tensors)
+        return state_group("float32", context_length, self.layers, (0,), planes)
+
+
+@dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of a model's attention, the same in each of its layers."""
+    """Sizes of what a model's layers store of a sequence.
+
+    Those of attention are the same in each layer that has it.
+    """
 
     layers: int
     query_heads: int
@@ -45,10 +73,20 @@ class Geometry:
     latent: tuple[int, int] | None = None
     """Elements of a token's compressed keys and values, and of its rotated key, if pages store these instead
     of keys and values (MLA)."""
+    attention_layers: tuple[int, ...] | None = None
+    """Ids of the layers that store keys and values, or None if all do."""
+    states: tuple[LayerStates, ...] = ()
+    """State tensors by the layers that have them."""
+
+    def groups(self, dtype: str, page_tokens: int, context_length: int) -> tuple[KvGroup, ...]:
+        """Return the KV groups of all layers: that of attention, if any layer has it, then those of
+        states."""
+        attention = () if self.attention_layers == () else (self.kv_group(dtype, page_tokens),)
+        return (*attention, *(each.kv_group(context_length) for each in self.states))
 
     def kv_group(self, dtype: str, page_tokens: int) -> KvGroup:
-        """Return the KV group of all layers and heads."""
-        layers = tuple(range(self.layers))
+        """Return the KV group of attention, with all heads."""
+        layers = tuple(range(self.layers)) if self.attention_layers is None else self.attention_layers
         if self.latent is not None:
             return latent_group(dtype, page_tokens, layers, sum(self.latent))
         return full_group(dtype, page_tokens, layers, tuple(range(self.kv_heads)), self.head_dim)

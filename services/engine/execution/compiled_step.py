@@ -25,7 +25,7 @@ from baton.engine.execution.model_structure import LayerStructure, ModelStructur
 from baton.engine.execution.step_compiler import Kernel
 from baton.engine.execution.step_plan import integers
 from baton.engine.execution.weight_memory import WeightMemory
-from baton.engine.kv_cache import PagedKvCache
+from baton.engine.kv_cache import EngineCache, PagedKvCache, only_attention
 from baton.engine.quantization import quantized_weight
 from baton.engine.quantization.quantized_weight import GROUPS, QuantizedWeight
 from baton.engine_interface import Row
@@ -270,8 +270,8 @@ class CompiledExecution:
     def weight_bytes(self) -> int:
         return self.model.weight_bytes
 
-    def runner(self, cache: PagedKvCache) -> "CompiledRunner":
-        return self.runner_with(cache, self._spans)
+    def runner(self, caches: abc.Sequence[EngineCache]) -> "CompiledRunner":
+        return self.runner_with(only_attention(caches), self._spans)
 
     def runner_with(self, cache: PagedKvCache, spans: abc.Mapping[int, AttentionSpan]) -> "CompiledRunner":
         """Return a runner that uses `spans` as attention spans in place of the model's own."""

@@ -41,6 +41,7 @@ from baton.models.model_requirements import (
     DRAWS,
     ENCODER,
     LATER,
+    NO_MIXER,
     OTHER_LAYERS,
     SEEING,
     SHARED,
@@ -94,8 +95,10 @@ def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -
     if maker_of(config) is None:
         found.append(DRAWS)
     if not _setting(text, "is_encoder_decoder"):
-        layers = {str(kind) for kind in _setting(text, "layer_types") or ()} - SEEING
-        found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
+        layers = {str(kind) for kind in _setting(text, "layer_types") or ()}
+        found += [
+            f"layers of type {kind}" for kind in sorted(layers - SEEING - NO_MIXER - OTHER_LAYERS.keys())
+        ]
     _refuse(name, _setting(config, "model_type"), in_order(found))
 
 

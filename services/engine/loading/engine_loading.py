@@ -1,5 +1,6 @@
 """Loading of an engine: the model, the execution of its steps, and KV pages of the configured size."""
 
+from collections import abc
 from functools import partial
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 
 from baton.engine.execution.execution import Execution
 from baton.engine.execution.step_compiler import kernel as compiled_kernel
-from baton.engine.kv_cache import PagedKvCache
+from baton.engine.kv_cache import EngineCache, make_cache
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.runner_selection import library_execution, select_execution
@@ -17,7 +18,7 @@ from baton.grammars.grammar_cache import GrammarCache
 from baton.grammars.vocabulary import read_vocabulary
 from baton.inference.collectives import Collectives, alone
 from baton.inference.device import find_device, find_dtype
-from baton.inference.kv_memory import pages_that_fit
+from baton.inference.kv_memory import divide_memory
 from baton.inference.remote_writes import flush_for
 from baton.inference.step_engine import drawing_rank
 from baton.pages.layout import KvLayout
@@ -39,6 +40,7 @@ def load_engine(
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
     tokens_min: int = 1,
+    expected_tokens: int = 0,
     threads: int = 1,
     scores_prompts: bool = False,
     compiled: bool = False,
@@ -49,6 +51,7 @@ def load_engine(
     """Load the model in `directory`, or this rank's part of it, and allocate its KV pages.
 
     Pages take at most `kv_cache_memory` bytes. Every rank has as many, enough for `tokens_min` tokens.
+    `expected_tokens`: tokens of a sequence for which several KV groups divide the memory, 0 for a default.
 
     `topology`, `rank`: those of the worker. `rank_group`: collectives between several ranks.
     `dtype`: "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: real or dummy
@@ -71,35 +74,61 @@ def load_engine(
     model = load_model(directory, dtype, device, rank_group, load_format, context_length, quantization)
     whole = _whole_layout(model, dtype, page_tokens, quantization)
     layout = rank_layout(whole, rank_group.topology, rank_group.rank)
-    execution, (kv,) = _execution(model, layout, rank_group, compiled=compiled), layout.groups
-    pages = rank_group.minimum(pages_that_fit(kv, kv_cache_memory, tokens_min))
-    cache = PagedKvCache(kv, pages, model.device, SCORING_BYTES if scores_prompts else 0)
+    execution = _execution(model, layout, rank_group, compiled=compiled)
+    pages = [
+        rank_group.minimum(count)
+        for count in divide_memory(layout.groups, kv_cache_memory, tokens_min, expected_tokens)
+    ]
+    caches = _caches(layout, pages, model.device, SCORING_BYTES if scores_prompts else 0)
     draws = rank_group.rank == drawing_rank(rank_group)
     grammars = GrammarCache(partial(read_vocabulary, directory, model.facts)) if draws else None
     return TorchEngine(
-        model, whole, cache, rank_group, execution, execution.runner(cache), flush_for(model.device), grammars
+        model,
+        whole,
+        caches,
+        rank_group,
+        execution,
+        execution.runner(caches),
+        flush_for(model.device),
+        grammars,
     )
 
 
-def load_second_engine(engine: TorchEngine, kv_cache_memory: int, tokens_min: int = 1) -> TorchEngine:
+def load_second_engine(
+    engine: TorchEngine, kv_cache_memory: int, tokens_min: int = 1, expected_tokens: int = 0
+) -> TorchEngine:
     """Return a second engine over the same weights, for prefill, with KV pages of its own.
 
     Only one of the two engines runs a step at a time. The pages take at most `kv_cache_memory` bytes. Raises
     NotEnoughMemory.
     """
-    (kv,) = engine.layout.groups
-    model, execution = engine.model, engine.execution
-    cache = PagedKvCache(kv, pages_that_fit(kv, kv_cache_memory, tokens_min), model.device)
+    model, execution, groups = engine.model, engine.execution, engine.layout.groups
+    pages = divide_memory(groups, kv_cache_memory, tokens_min, expected_tokens)
+    caches = _caches(engine.layout, pages, model.device)
     return TorchEngine(
         model,
         engine.whole,
-        cache,
+        caches,
         alone(),
         execution,
-        execution.runner(cache),
+        execution.runner(caches),
         flush_for(model.device),
         engine.grammars,
     )
+
+
+def _caches(
+    layout: KvLayout, pages: abc.Sequence[int], device: torch.device, beside: int = 0
+) -> list[EngineCache]:
+    """Allocate the caches of all KV groups. `pages`: number of pages, by group. Raises NotEnoughMemory.
+
+    `beside`: bytes that are to be left on the device.
+    """
+    sizes = [group.page_bytes * count for group, count in zip(layout.groups, pages, strict=True)]
+    return [
+        make_cache(group, count, device, beside + sum(sizes[index + 1 :]))
+        for index, (group, count) in enumerate(zip(layout.groups, pages, strict=True))
+    ]
 
 
 def _whole_layout(
@@ -108,7 +137,7 @@ def _whole_layout(
     """Return the layout of the worker's KV pages over all ranks."""
     return KvLayout(
         model=model.facts.fingerprint,
-        groups=(model.geometry.kv_group(dtype, page_tokens),),
+        groups=model.geometry.groups(dtype, page_tokens, model.facts.context_length),
         context_length=model.facts.context_length,
         quantize=(Quantize.NONE if quantization is None else quantization.how).value,
     )

@@ -81,6 +81,8 @@ class LibraryModel:
         self.geometry: Geometry
         self.attention: Mapping[int, LayerAttention]
         """Attention options by layer id, for the layers with our attention."""
+        self.chunked_prompts = True
+        """Whether a prompt that is computed in several rows gives the same results as in one."""
         if self.definition is None:
             self.geometry, self.attention, width = self._check_over_pages(module)
         else:
@@ -200,7 +202,7 @@ class LibraryModel:
         self, definition: LibraryDefinition
     ) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
         try:
-            geometry = check_row_by_row(self.facts, definition, self.device, self.dtype)
+            geometry, self.chunked_prompts = check_row_by_row(self.facts, definition, self.device, self.dtype)
         except torch.OutOfMemoryError:
             raise
         except FAILURES as error:

@@ -5,12 +5,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as library_logging
 
+from baton.engine.execution.row_cache import stores_states
 from baton.engine.loading.capability_probes import refuse_by_configuration
 from baton.engine.loading.library_loading import (
     check_library_version,
@@ -25,7 +26,7 @@ from baton.engine.loading.library_report import first_line
 from baton.engine.loading.model_partition import partition_stages, partition_weights
 from baton.engine.loading.rank_shard import RankShard, find_rank_shard
 from baton.engine.loading.rope_frequencies import fix_rope_frequencies
-from baton.engine.loading.text_model import maker_of
+from baton.engine.loading.text_model import maker_of, text_of
 from baton.engine.loading.weight_files import (
     DummyWeights,
     WeightFiles,
@@ -52,12 +53,14 @@ from baton.models.model_facts import (
     read_model,
     weight_files,
 )
-from baton.models.model_requirements import Json, needs_of, text_words
+from baton.models.model_requirements import Json, text_words
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
 from baton.runtime.model_options import LoadFormat
 
 log = Log(__name__)
+
+STATES_OF_LAYERS: Final = "states of layers, which are computed row by row over plain weights on one rank"
 
 
 def load_model(
@@ -99,12 +102,15 @@ def _load_model(
     checkpoint = read_quantization(directory)
     words = json_object(directory / CONFIG_FILE, required=True)
     missing = missing_in_torch(words, checkpoint)
-    if needs_of(words):
+    if missing:
         _refuse_all(directory, words, missing)
     facts = read_model(directory, dummy=dummy, context_length=context_length)
     config = read_configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config, missing)
     fix_rope_frequencies(facts.name, config, facts.context_length)
+    has_states = stores_states(text_of(config))
+    if has_states:
+        _refuse_beside_states(facts.name, config, rank_group, quantization)
     if rank_group is not None and rank_group.topology.ranks > 1:
         shard = find_rank_shard(facts.name, config, rank_group)
         module = _load_shard(directory, facts.name, config, shard, dtype, target, checkpoint, dummy=dummy)
@@ -127,6 +133,8 @@ def _load_model(
             module = _load_quantized(directory, facts.name, config, dtype, target, checkpoint, ours=ours)
         return module.eval().requires_grad_(False)
 
+    if has_states:
+        return load_row_by_row(load, facts, dtype, target)
     try:
         return _over_pages(load, facts, dtype, target, quantization)
     except UnsupportedModel as refused:
@@ -135,6 +143,17 @@ def _load_model(
             with suppress(UnsupportedModel):
                 return load_row_by_row(load, facts, dtype, target)
         raise
+
+
+def _refuse_beside_states(
+    name: str, config: Any, rank_group: Collectives | None, quantization: WeightQuantization | None
+) -> None:
+    """Raise UnsupportedModel for what a model whose layers have states is not served with."""
+    model = f"the model {name} ({config.model_type}) cannot be served"
+    if rank_group is not None and rank_group.topology.ranks > 1:
+        raise UnsupportedModel(f"{model} by several ranks: it needs {STATES_OF_LAYERS}")
+    if quantization is not None:
+        raise UnsupportedModel(f"{model} with {quantization}: it needs {STATES_OF_LAYERS}")
 
 
 def _refuse_all(directory: Path, words: Json, missing: Sequence[str]) -> None:

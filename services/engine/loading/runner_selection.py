@@ -7,6 +7,7 @@ the log gives the reason. For the comparison the implementation computes in floa
 model's own format, which shows the effect of rounding.
 """
 
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,7 @@ from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.row_by_row import RowByRowExecution
 from baton.engine.execution.step_compiler import CODES, KernelUnavailable, supported_builds
 from baton.engine.execution.step_plan import make_plan
-from baton.engine.kv_cache import PagedKvCache
+from baton.engine.kv_cache import EngineCache, PagedKvCache, only_attention
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine_interface import Row, Sequence
 from baton.inference.kv_memory import DTYPES
@@ -112,14 +113,14 @@ class BatchedExecution:
         self.compute = compute
         self._spans = spans
 
-    def runner(self, cache: PagedKvCache) -> BatchedRunner:
-        return BatchedRunner(self.compute, cache, self._spans)
+    def runner(self, caches: abc.Sequence[EngineCache]) -> BatchedRunner:
+        return BatchedRunner(self.compute, only_attention(caches), self._spans)
 
 
 def library_execution(model: LibraryModel) -> Execution:
     """Return the execution by the transformers implementation, row by row if the model needs that."""
     if model.definition is not None:
-        return RowByRowExecution(model.definition, model.vocab_size, model.weight_bytes)
+        return RowByRowExecution(model.definition, model.geometry, model.vocab_size, model.weight_bytes)
     return BatchedExecution(ExecutionKind.LIBRARY, model.logits, model.spans, model.weight_bytes)
 
 

@@ -32,6 +32,7 @@ from baton.inference.collectives import LocalCollectives, alone
 from baton.inference.device import DeviceNotFound, find_device, find_dtype
 from baton.inference.kv_memory import NotEnoughMemory
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel, weight_files
+from baton.models.model_requirements import OWN_CACHE
 from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat
@@ -41,10 +42,7 @@ from tests.engine import tiny_models
 BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
     ("DeepseekV32Config", {}, "layers of type indexed_attention"),
     ("T5Config", {}, "an encoder"),
-    ("Qwen3NextConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),
-    ("BambaConfig", {}, r"linear-attention or state-space \(Mamba\) layers"),
-    ("FalconH1Config", {}, r"layers of attention and of state space \(Mamba\)"),
-    ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "convolution layers"),
+    ("InklingTextConfig", {}, "layers of type hybrid_sliding"),
     ("SiglipConfig", {}, "a definition that draws text, which the transformers library does not have"),
 ]
 
@@ -168,15 +166,6 @@ def test_a_container_whose_language_model_is_no_part_of_its_own_is_refused_in_wo
         load_model(tiny_models.save(config, tmp_path / "blip"), "float32", "cpu")
 
 
-def test_layers_without_attention_are_seen(tmp_path: Path) -> None:
-    """A state-space model has no attention to replace."""
-    config = transformers.MambaConfig(
-        vocab_size=131, hidden_size=32, state_size=4, num_hidden_layers=2, max_position_embeddings=64
-    )
-    with pytest.raises(UnsupportedModel, match=r"cannot be served"):
-        load_model(tiny_models.save(config, tmp_path / "mamba"), "float32", "cpu")
-
-
 def test_attention_to_later_tokens_is_seen(tmp_path: Path) -> None:
     """An encoder under the name of a language model."""
     shape = {**tiny_models.SHAPE, "num_attention_heads": 4, "pad_token_id": 0}
@@ -261,14 +250,13 @@ def test_probe_can_fail_a_table_of_positions_that_is_shorter_than_the_context_is
 
 def test_one_refusal_names_all_that_is_missing(tmp_path: Path) -> None:
     """One refusal names the needs found without the model library and those found with it."""
-    config = transformers.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2).to_dict()
+    config = transformers.RwkvConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2).to_dict()
     config |= {"quantization_config": {"quant_method": "bitsandbytes"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModel) as refused:
         load_model(tmp_path, "float32", "cpu")
-    needs = "it needs state-space or recurrent layers (Mamba, RWKV), weights quantised by bitsandbytes"
-    assert needs in str(refused.value)
+    assert f"it needs {OWN_CACHE}, weights quantised by bitsandbytes" in str(refused.value)
 
 
 def test_a_configuration_of_wrong_types(llama: Path) -> None:
