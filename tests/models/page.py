@@ -30,7 +30,7 @@ every type, with the features of its releases (scaled rotations, windows, soft c
 pattern of its layers). It compares Baton's answers with `generate`'s in float32, token for token,
 and their log probabilities. Prompts have 5, 70 and 300 tokens (windows of 64). They run alone and
 together, in chunks of 512 and of 40, after a hand-over to another cache, and after another prompt's
-prefix. `make verify-models` does the same and compares this page with it.
+prefix if no layer has a state. `make verify-models` does the same and compares this page with it.
 
 * **Served** means that all of that was equal. Nothing else is served: any other model is refused at
   the start, with the words of this page.
@@ -40,6 +40,7 @@ prefix. `make verify-models` does the same and compares this page with it.
   says which one was compared.
 * *Latents* in the column *with*: a page holds the compressed keys and values that all heads share
   (MLA), and no keys and values of each head.
+* *States* in the column *with*: layers store states, and no keys and values of each token.
 * If a model reads images or sound too, its text is served.
 * Quantized checkpoints are dequantized as they are loaded: FP8, compressed-tensors, MXFP4, NVFP4,
   GPTQ and AWQ ([which](engine.md#quantized-checkpoints)).

@@ -1,8 +1,8 @@
 """Cache of one row, in the form that the transformers library calls, over memory that somebody else owns.
 
-A layer with attention gives its new keys and values to the memory and gets those of all tokens so far. A
-layer with a state (linear attention, state space, short convolution) gets the state after the tokens before
-the row from the memory, and gives it the state after the row.
+A layer with attention gives its new keys and values to the memory and gets those of all tokens so far. Other
+layers have a state (linear attention, state space, short convolution). They get the state before the row from
+the memory, and give it the state after the row.
 """
 
 from collections.abc import Callable, Mapping, Sequence

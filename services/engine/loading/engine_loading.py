@@ -75,23 +75,13 @@ def load_engine(
     whole = _whole_layout(model, dtype, page_tokens, quantization)
     layout = rank_layout(whole, rank_group.topology, rank_group.rank)
     execution = _execution(model, layout, rank_group, compiled=compiled)
-    pages = [
-        rank_group.minimum(count)
-        for count in divide_memory(layout.groups, kv_cache_memory, tokens_min, expected_tokens)
-    ]
+    pages = divide_memory(layout.groups, kv_cache_memory, tokens_min, expected_tokens)
+    pages = tuple(map(rank_group.minimum, pages))
     caches = _caches(layout, pages, model.device, SCORING_BYTES if scores_prompts else 0)
     draws = rank_group.rank == drawing_rank(rank_group)
     grammars = GrammarCache(partial(read_vocabulary, directory, model.facts)) if draws else None
-    return TorchEngine(
-        model,
-        whole,
-        caches,
-        rank_group,
-        execution,
-        execution.runner(caches),
-        flush_for(model.device),
-        grammars,
-    )
+    runner, flush = execution.runner(caches), flush_for(model.device)
+    return TorchEngine(model, whole, caches, rank_group, execution, runner, flush, grammars)
 
 
 def load_second_engine(
