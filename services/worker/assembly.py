@@ -54,21 +54,26 @@ class RankMemory:
 
         `pages`: number of pages in each of `caches`. `room_limit`: most rooms at a time, each with a slot.
         `keeps_prefixes`: whether the pages of finished rooms are cached, for rooms that begin with the same
-        tokens.
+        tokens. They are not if the model has states, since no state of an earlier position is stored.
         """
         slots = HostMemory(room_limit * SLOT_BYTES)
         pools = [PagePool(count) for count in pages]
-        prefixes = PrefixTree(layout.page_tokens) if keeps_prefixes else None
+        prefixes = PrefixTree(layout.page_tokens) if keeps_prefixes and not layout.states else None
         return cls(caches, slots, Holdings(pools, SlotPool(slots.view), prefixes))
 
     def log_prefixes(self) -> KvEventLog | None:
         """Log the changes of the prefix cache from now on, while it is empty. Return the log, or None without
         a prefix cache."""
         prefixes = self.holdings.prefixes
-        if not prefixes.block_tokens:
+        if not self.keeps_prefixes:
             return None
         prefixes.listener = log = KvEventLog(prefixes.block_tokens)
         return log
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether the pages of finished rooms are cached, for rooms that begin with the same tokens."""
+        return self.holdings.prefixes.block_tokens > 0
 
     @property
     def room_limit(self) -> int:

@@ -83,18 +83,12 @@ class Rank(Generic[Settings]):
                 for cache, group in zip(self.engine.caches, self.engine.layout.groups, strict=True)
             ),
             rooms_max=self.settings.max_rooms,
-            keeps_prefixes=keeps_prefixes(self.settings, self.engine),
+            keeps_prefixes=self.ports.memory.keeps_prefixes,
             computes=side is Side.DECODE,
             engine=self.engine.facts.name,
             batch_invariant=self.engine.facts.batch_invariant,
             whole_prompts=not self.engine.facts.chunked_prompts,
         )
-
-
-def keeps_prefixes(settings: WorkerSettings, engine: Engine) -> bool:
-    """Return whether a worker caches prefixes. A model with states cannot begin behind one: its state there
-    is not stored."""
-    return settings.prefix_cache and engine.facts.chunked_prompts and not engine.whole.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +227,7 @@ class Start(Generic[Settings]):
             [cache.pages for cache in engine.caches],
             engine.layout,
             settings.room_limit,
-            keeps_prefixes=keeps_prefixes(settings, engine),
+            keeps_prefixes=settings.prefix_cache and engine.facts.chunked_prompts,
         )
         with explain_refused_memory(engine.caches[0].device):
             exposure = Exposure(NixlTransfer, draw_incarnation, memory.regions)

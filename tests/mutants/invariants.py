@@ -10,7 +10,7 @@ slot-owner slot-zero one-writer gate-before-agree seal-last schema-agreed record
 
 no-free-under-write source-pinned written-before-sent proof-not-time ack-is-proof exposure-on-page
 promise-kept shared-is-read-only same-root-only exits-release-all one-retire stale-never-served no-truncation
-layers-by-id choices-apart
+layers-by-id choices-apart state-at-its-end
 
 same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admission-agreed
 commands-ordered no-starvation growth-is-agreed drafts-agreed mine-or-granted

@@ -29,7 +29,7 @@ from tests.mutants.mutant import Check, Edit, Mutant, Report
 HERE: Final = Path(__file__).parent
 _TABLES: Final = """
 field core turns memory prefixes workers groups growth local both bootstrap wire trust grammars choices
-scores drafting answers
+scores drafting answers states
 """
 TABLES: Final = tuple(_TABLES.split())
 

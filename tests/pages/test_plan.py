@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.pages.errors import LayoutMismatch, Truncated
-from baton.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group
+from baton.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group, state_group
 from baton.pages.rank_layout import rank_layout
-from baton.pages.transfer_plan import GroupPlan, HandoverPlan, PageRun, TransferPlan, plan_hand_over, windows
+from baton.pages.transfer_plan import (
+    POSITIONS_MAX,
+    GroupPlan,
+    HandoverPlan,
+    PageRun,
+    TransferPlan,
+    plan_hand_over,
+    windows,
+)
 from baton.topology import RANKS_MAX, Topology
 from tests.layouts import changed, one_group
 
@@ -74,8 +82,8 @@ SIZES: Final = [(2, 2), (1, 1), (3, 3), (1, 3), (2, 4), (2, 6), (3, 6)]
 
 @st.composite
 def handovers(draw: st.DrawFn) -> Handover:
-    """Draw a hand-over of one or two KV groups. Each has its own layers and vector lengths, and as many heads
-    as the first or a multiple."""
+    """Draw a hand-over of one or two KV groups, and maybe of states. Each group has its own layers and vector
+    lengths, and as many heads as the first or a multiple."""
     ids = st.lists(st.integers(0, 30), min_size=1, max_size=3, unique=True).map(sorted).map(tuple)
     heads = draw(ids)
     groups, others = [], []
@@ -86,13 +94,21 @@ def handovers(draw: st.DrawFn) -> Handover:
         planes = tuple(KvPlane(name, 2 * draw(st.integers(1, 2))) for name in "kv")
         groups.append(KvGroup(KvKind.FULL, "bfloat16", tokens, layers, here, planes))
         others.append(replace(groups[-1], page_tokens=other_tokens))
+    has_states = draw(st.booleans())
+    if has_states:
+        layers = tuple(100 + layer for layer in draw(ids))
+        here = heads if draw(st.booleans()) else heads[:1]
+        planes = tuple(KvPlane(name, 2 * draw(st.integers(1, 3))) for name in ("convolution", "recurrent"))
+        states = state_group("bfloat16", 64, layers, here, planes)
+        groups.append(states)
+        others.append(states)
     whole, other = KvLayout("model", tuple(groups)), KvLayout("model", tuple(others))
     shapes = [draw(topologies(whole)) for _ in range(2)]
     senders, receivers = ranks_of(whole, shapes[0]), ranks_of(other, shapes[1])
     end = draw(st.integers(1, 20))
-    block = lcm(*(group.page_tokens for group in others))
-    first = draw(st.integers(0, end // block)) * block
-    small = lcm(*(min(pair) for pair in zip(whole.page_tokens, other.page_tokens, strict=True)))
+    first = 0 if has_states else draw(st.integers(0, end // other.block_tokens)) * other.block_tokens
+    pairs = zip(groups, others, strict=True)
+    small = lcm(*(min(one.page_tokens, both.page_tokens) for one, both in pairs if not one.is_state))
     places = st.integers(first // small, end // small).map(lambda place: place * small)
     cuts = sorted([draw(st.just(first) | places), *draw(st.lists(places, max_size=4)), end])
 
@@ -114,13 +130,15 @@ def filled(group: KvGroup, table: Sequence[int], first: int, positions: range) -
     """Return the memory of a group in which the pages of `table` hold `positions`. `first`: the position with
     which the first page begins. Each vector has its own content, and the rest is noise."""
     memory = bytearray([NOISE]) * ((max(table, default=-1) + 3) * group.page_bytes)
+    if group.is_state:  # of all positions before the end
+        positions, first = range(positions.stop - 1, positions.stop), positions.stop - 1
     for position in positions:
-        page, token = divmod(position - first, group.page_tokens)
+        page, token = divmod(position - first, group.page_positions)
         at = table[page] * group.page_bytes
         for head, layer, (number, plane) in product(group.heads, group.layers, enumerate(group.planes)):
             vector = struct.pack("BBBB", layer, head, number, position) * (plane.elements // 2)
             memory[at + token * len(vector) : at + (token + 1) * len(vector)] = vector
-            at += group.page_tokens * len(vector)
+            at += group.page_positions * len(vector)
     return bytes(memory)
 
 
@@ -143,9 +161,8 @@ def test_every_byte_reaches_its_place_in_every_receiver_rank_once_and_nothing_el
         written = [bytearray(len(each)) for each in expected]
         for (begin, stop), (sender, source) in product(pairwise(handover.cuts), enumerate(sources)):
             between = plan.between(sender, receiver)
-            by_group = between.runs(
-                handover.sources[sender], tables, first, begin, stop, ends=stop == handover.end
-            )
+            ends = begin < stop == handover.end or first == handover.end
+            by_group = between.runs(handover.sources[sender], tables, first, begin, stop, ends=ends)
             assert not (between.empty and any(by_group))
             for group, runs in enumerate(by_group):
                 for at, to, length in runs:
@@ -267,20 +284,22 @@ def test_what_is_no_whole_page_on_either_side_is_a_bug_here(start: int, stop: in
 def test_a_stretch_makes_no_more_bytes_and_runs_than_it_may_or_is_one_piece(
     handover: Handover, length: int, count: int
 ) -> None:
-    """However the pages lie."""
+    """However the pages lie. States do not count: they are sent once, with the last positions."""
     plan = plan_hand_over(handover.senders, handover.receivers)
     for sender, receiver in product(range(len(handover.senders)), range(len(handover.receivers))):
         between = plan.between(sender, receiver)
-        if between.empty:
+        grows = [group for group in between.groups if not (group.empty or group.is_state)]
+        if not grows:
+            assert between.empty or between.stretch(length, count) == POSITIONS_MAX
             continue
         stop, least = between.stretch(length, count), between.stretch(1, 1)
         assert stop > 0
-        assert all(stop % group.piece_tokens == 0 for group in between.groups if not group.empty)
+        assert all(stop % group.piece_tokens == 0 for group in grows)
         scattered = (
             [range(0, 4 * stop, 2)] * len(between.groups),
             [range(1, 6 * stop, 3)] * len(between.groups),
         )
-        runs = [run for group in between.runs(*scattered, 0, 0, stop, ends=True) for run in group]
+        runs = [run for group in between.runs(*scattered, 0, 0, stop, ends=False) for run in group]
         if stop > least:
             assert sum(run[2] for run in runs) <= length
             assert len(runs) <= count

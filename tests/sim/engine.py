@@ -22,6 +22,7 @@ from baton.rooms.request import Request, Token
 from baton.runtime.host_memory import HostMemory
 from tests.layouts import group_of, one_group
 from tests.sim.loop import VirtualLoop
+from tests.sim.states import SimulatedStates
 
 VOCABULARY: Final = 50_000
 CONTEXT: Final = 512
@@ -88,8 +89,8 @@ class SimulatedModel:
     def __init__(self, whole: KvLayout = WHOLE) -> None:
         self.lanes = [
             (head, layer, plane)
-            for layer, head in group_of(whole).places()
-            for plane in range(len(group_of(whole).planes))
+            for layer, head in whole.groups[0].places()
+            for plane in range(len(whole.groups[0].planes))
         ]
         self._words: dict[int, bytes] = {}
         self.pages: dict[tuple[int, ...], dict[tuple[int, int], bytes]] = {}
@@ -134,16 +135,20 @@ class SimulatedEngine:
         layout: KvLayout,
         pages: int,
         model: SimulatedModel,
-        foreign: Callable[[str], None],
+        foreign: Callable[..., None],
         unreleased: Callable[[str], None],
+        states: SimulatedStates | None = None,
     ) -> None:
-        """`foreign`, `unreleased`: report content that is not a room's own, and wrong releases."""
-        self._page_bytes = group_of(layout).page_bytes
-        self._size = group_of(layout).page_tokens
+        """`foreign`, `unreleased`: report content that is not a room's own, and wrong releases. `states`:
+        memory for states, if the model has some."""
+        group = layout.groups[0]
+        self._page_bytes = group.page_bytes
+        self._size = group.page_tokens
+        self._states = states
         self._lanes = tuple(
             number
             for number, (head, layer, _) in enumerate(model.lanes)
-            if head in group_of(layout).heads and layer in layout.layers
+            if head in group.heads and layer in group.layers
         )
         self._lane_bytes = self._size * WORD
         self._model = model
@@ -178,10 +183,17 @@ class SimulatedEngine:
             if row.sequence in self._released:
                 self._unreleased(f"request {row.sequence.request.request_id} has a row after its release")
         self._read(rows, "starts")
+        for row in rows if self._states is not None else ():
+            if row.start:
+                self._check_state(
+                    row.sequence.request, row.tables, row.sequence.tokens(0, row.start), "a step"
+                )
         noise = _NOISE * self._page_bytes
         for row in rows:
             for first in range(row.start - row.start % self._size, row.end, self._size):
                 self._write(row, first, noise)
+            if self._states is not None:
+                self._states.write(row.tables[1][0], ())
 
     def step(self, rows: Sequence[Row]) -> list[RowResult]:
         """End a step: read again, write what was computed, and return the results."""
@@ -195,9 +207,14 @@ class SimulatedEngine:
             seed = luck(row.sequence.request)
             draws = (self._model.draw(fed[:stop], seed) for stop in range(row.stop, row.end + 1))
             taken.append(take(row.drafts, draws) if row.sample else ())
+            if self._states is not None:
+                self._check_state(row.sequence.request, row.tables, (), "a step ends")
+                self._states.write(row.tables[1][0], fed)
             summed = row.sequence.page_sum
             if summed is not None and summed.stop < row.stop:
                 summed.add(self._model.summed(known, summed.stop), row.stop)
+                if self._states is not None and row.sample:
+                    summed.add({(1, 0): self._states.summed(self._states.right(known))}, row.stop)
             if summed is not None and row.sample:
                 # What the ranks tell each other is known here without.
                 summed.everywhere = dict(summed.here)
@@ -218,6 +235,29 @@ class SimulatedEngine:
                 words = ((position, view[start + at : start + at + WORD]) for position, at in places)
                 totals[0, head] = totals.get((0, head), 0) + _lane_sum(head, layer, half, words)
             part.sum.add(totals, part.stop)
+            if self._states is not None and part.ends:
+                found = self._states.there(part.tables[1][0])
+                part.sum.add({(1, 0): self._states.summed(found)}, part.stop)
+
+    def check_landed(self, request: Request, tables: Sequence[Sequence[int]]) -> None:
+        """Check that a room's memory holds all known tokens of `request`, when it is admitted."""
+        known, when = request.tokens, "it is admitted"
+        self.check(request, tables[0], known, request.prefill_tokens, when)
+        if self._states is not None:
+            self._check_state(request, tables, known, when, "state-at-its-end")
+
+    def _check_state(
+        self,
+        request: Request,
+        tables: Sequence[Sequence[int]],
+        known: Sequence[int],
+        when: str,
+        invariant: str = "choices-apart",
+    ) -> None:
+        (page,) = tables[1]
+        if self._states is not None and not self._states.holds(page, known):
+            text = f"request {request.request_id}: the state behind {len(known)} tokens, page {page}"
+            self._foreign(f"{text}, is foreign when {when}", invariant)
 
     def check(
         self, request: Request, pages: Sequence[int], known: Sequence[int], stop: int, when: str
@@ -244,12 +284,12 @@ class SimulatedEngine:
     def _read(self, rows: Sequence[Row], when: str) -> None:
         for row in rows:
             known = row.sequence.tokens(0, row.stop)
-            self.check(row.sequence.request, row.pages, known, row.start, f"a step {when}")
+            self.check(row.sequence.request, row.tables[0], known, row.start, f"a step {when}")
 
     def _write(self, row: Row, first: int, page: bytes) -> None:
         """The part of `page`, of the tokens from `first` on, that is in the row."""
         view, page_bytes = self.memory.view, self._page_bytes
-        at = row.pages[first // self._size] * page_bytes
+        at = row.tables[0][first // self._size] * page_bytes
         low = max(row.start - first, 0) * WORD
         high = min(row.end - first, self._size) * WORD
         if high - low == self._lane_bytes:

@@ -33,17 +33,15 @@ class Bank:
     host: str
     worker: Incarnation
     rank: int
-    page_bytes: int
-    kv: HostMemory
+    kv: Sequence[tuple[int, HostMemory]]
+    """Bytes of a page, and memory, by KV group."""
     slots: HostMemory
     holdings: Holdings
 
     def units(self, address: int, length: int) -> Iterator[tuple[str, int] | None]:
         """Pages or slots at this address. None: the memory was taken back from its writers."""
-        for kind, memory, size in (
-            ("page", self.kv, self.page_bytes),
-            ("slot", self.slots, SLOT_BYTES),
-        ):
+        pages = ((f"page {group}", memory, size) for group, (size, memory) in enumerate(self.kv))
+        for kind, memory, size in (*pages, ("slot", self.slots, SLOT_BYTES)):
             start = address - memory.address
             if 0 <= start < memory.length:
                 for index in range(start // size, (start + length - 1) // size + 1):
@@ -66,12 +64,14 @@ class Bank:
 
     def shared(self, unit: tuple[str, int]) -> bool:
         """Return whether this page holds a known prefix, so that other rooms may read it."""
-        return unit[0] == "page" and PageId(unit[1]) in self.holdings.prefixes
+        return unit[0] == "page 0" and PageId(unit[1]) in self.holdings.prefixes
 
 
 def _in(unit: tuple[str, int], holding: Holding) -> bool:
     kind, index = unit
-    return index in holding.pages[0] if kind == "page" else index == holding.slot.index
+    if kind == "slot":
+        return index == holding.slot.index
+    return index in holding.pages[int(kind.removeprefix("page "))]
 
 
 class WatchedFabric(MemoryFabric):

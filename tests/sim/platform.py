@@ -31,10 +31,10 @@ class Platform:
         """The present incarnation of each worker by name. It may have ended."""
         shape, self._stack = world.shape, dict[str, tuple[Side, WorkerShape]]()
         for number, topology in enumerate(shape.prefills):
-            made = WorkerShape.of(topology, world.whole, shape.prefill_page_tokens, shape.pages)
+            made = WorkerShape.of(topology, world.whole, shape.prefill_page_tokens, shape.pages, shape.states)
             self._stack[f"prefill-{number}"] = (Side.PREFILL, made)
         for number, topology in enumerate(shape.decodes):
-            made = WorkerShape.of(topology, world.whole, shape.decode_page_tokens, shape.pages)
+            made = WorkerShape.of(topology, world.whole, shape.decode_page_tokens, shape.pages, shape.states)
             self._stack[f"decode-{number}"] = (Side.DECODE, made)
         one_sided = (name for name in self._stack if int(name.split("-")[1]) >= shape.both)
         self._processes: list[tuple[str, ...]] = [(name,) for name in one_sided]

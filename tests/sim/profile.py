@@ -101,6 +101,8 @@ class Profile:
     """Time for which the workers keep the rooms of a bootstrap that died, in milliseconds."""
     both: int = 0
     """Number of pairs of workers that share one process each, the first ones."""
+    states: int = 0
+    """Pages of each rank for states. 0: the model has none."""
     drafts_by: int = 0
     """Tokens by which decode workers look up drafts. Most answers repeat themselves then."""
     kv_heads: tuple[int, ...] = (1, 2)
@@ -144,6 +146,7 @@ NAMES: Final = (
     "both",
     "routers",
     "adoption",
+    "states",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """Kinds of trouble that "everything" combines."""
@@ -226,6 +229,7 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "drains": (0, 0, 1),
         "hangup_share": (0.0, 0.3),
     },
+    "states": {**_GROWTH, "hangup_share": (0.0, 0.3), "rank_pauses": (0, 0, 1)},
     "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
 """Values that each kind of seed draws from, by field."""
@@ -257,6 +261,7 @@ SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "several": (0.0, 0.4),
     },
     "choices": {"several": (0.5, 0.9)},
+    "states": {"states": (4, 6, 16), "pages": (24, 96), "local": (0.0, 0.3), "several": (0.0, 0.3)},
     "drafts": {
         "drafts_by": (2, 8),
         "pages": (16, 28, 96),

@@ -37,7 +37,7 @@ from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
 from baton.worker.step_thread import StepThread
-from tests.layouts import changed, group_of
+from tests.layouts import changed
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import (
     CONTEXT,
@@ -54,6 +54,7 @@ from tests.sim.loop import SimulatedProcess, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.profile import Profile
 from tests.sim.slowness import PatientMailbox
+from tests.sim.states import SimulatedStates, states_of
 from tests.sim.trace import Trace
 from tests.wire.receivers import secret_of
 
@@ -100,7 +101,8 @@ class World:
     @property
     def whole(self) -> KvLayout:
         """Layout of a whole worker, without the size of its pages."""
-        return changed(WHOLE, heads=self.shape.kv_heads)
+        whole = changed(WHOLE, heads=self.shape.kv_heads)
+        return replace(whole, groups=(*whole.groups, states_of(CONTEXT))) if self.shape.states else whole
 
     def growth(self, worker: Incarnation, ranks: int, name: str) -> WorkerGrowth:
         """Return this decode worker's growth, the same object for all its ranks."""
@@ -157,13 +159,18 @@ class WorkerShape:
 
     topology: Topology
     whole: KvLayout
-    pages: int
-    """Pages of each rank."""
+    pages: tuple[int, ...]
+    """Pages of each rank, by KV group."""
 
     @classmethod
-    def of(cls, topology: Topology, whole: KvLayout, page_tokens: int, pages: int) -> "WorkerShape":
-        """`pages`: if they held PAGE_TOKENS each."""
-        return cls(topology, changed(whole, page_tokens=page_tokens), pages * PAGE_TOKENS // page_tokens)
+    def of(
+        cls, topology: Topology, whole: KvLayout, page_tokens: int, pages: int, states: int = 0
+    ) -> "WorkerShape":
+        """`pages`: if they held PAGE_TOKENS each. `states`: pages for states, if the model has some."""
+        first, *others = whole.groups
+        groups = (replace(first, page_tokens=page_tokens), *others)
+        counts = (pages * PAGE_TOKENS // page_tokens, *[states for _ in others])
+        return cls(topology, replace(whole, groups=groups), counts)
 
     @property
     def layouts(self) -> list[KvLayout]:
@@ -244,13 +251,7 @@ class WatchedDecode(DecodeWork):
 
     def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:
         if effect is ReceiverEffect.ADMIT:
-            self.landed.check(
-                room.request,
-                room.tables(0)[0],
-                room.request.tokens,
-                room.request.prefill_tokens,
-                "it is admitted",
-            )
+            self.landed.check_landed(room.request, room.tables(0))
         super().perform(room, effect)
 
 
@@ -272,8 +273,8 @@ def make_rank(
     reporter = SilentReporter() if outside is None else outside.reporter(clock)
     registry = CollectorRegistry()
 
-    def foreign(text: str) -> None:
-        world.trace.violate(world.loop.time(), "stale-never-served", f"{process.name}: {text}")
+    def foreign(text: str, invariant: str = "stale-never-served") -> None:
+        world.trace.violate(world.loop.time(), invariant, f"{process.name}: {text}")
 
     def unreleased(text: str) -> None:
         world.trace.violate(world.loop.time(), "each-is-released", f"{process.name}: {text}")
@@ -284,19 +285,20 @@ def make_rank(
         world.trace.fault(world.loop.time(), "step failed", process.name)
         return True
 
-    engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign, unreleased)
+    states = SimulatedStates(layout.groups[1], worker_shape.pages[1]) if layout.states else None
+    engine = SimulatedEngine(layout, worker_shape.pages[0], world.model, foreign, unreleased, states)
     step_thread = StepThread(
         engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow)
     )
     places = shape.places + CANARY_ROOMS
-    memory = RankMemory.of([engine.memory], [worker_shape.pages], layout, places, keeps_prefixes=shape.reuse)
+    caches = [engine.memory] if states is None else [engine.memory, states.memory]
+    memory = RankMemory.of(caches, worker_shape.pages, layout, places, keeps_prefixes=shape.reuse)
     bank = Bank(
         process.name,
         process.host,
         worker,
         group.rank,
-        group_of(layout).page_bytes,
-        engine.memory,
+        [(group.page_bytes, cache) for group, cache in zip(layout.groups, caches, strict=True)],
         memory.slots,
         memory.holdings,
     )

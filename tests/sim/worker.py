@@ -33,7 +33,6 @@ from baton.worker.lifecycle.leader_host import LAST_REPLIES_S, LAST_WORD_S, drai
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from baton.worker.reporter import Reporter
 from baton.worker.turn_loop import TurnProgress, run_turns
-from tests.layouts import group_of
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.loop import Life, SimulatedProcess
 from tests.sim.rank import LOOK_S, Outside, Rank, WorkerShape, World, make_rank
@@ -272,7 +271,7 @@ class SimulatedWorker:
             ),
             layout=layout_to_wire(whole),
             schema=SCHEMA_HASH,
-            tokens_max=self.shape.pages * group_of(whole).page_tokens,
+            tokens_max=self.shape.pages[0] * whole.groups[0].page_tokens,
             rooms_max=self._world.shape.places,
             pid=self.pid,
             credential=self._credential,

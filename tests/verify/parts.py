@@ -24,7 +24,7 @@ SEEDS_AT_A_TIME: Final = 5
 SEEDS_S: Final = 600.0
 REQUESTS: Final = {
     **dict.fromkeys(("calm", "network", "crashes", "pauses", "hangups", "drain", "fence"), 450),
-    **dict.fromkeys(("prefixes", "renewals", "local", "both"), 450),
+    **dict.fromkeys(("prefixes", "renewals", "local", "both", "states"), 450),
     **dict.fromkeys(("writes", "full", "engine", "ranks", "late"), 150),
     **dict.fromkeys(("everything", "packed", "aborts", "stalls"), 100),
     "choices": 60,
