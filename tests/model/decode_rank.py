@@ -30,11 +30,14 @@ from tests.model.rank import FAR, Done, Rank, Told
 from tests.model.scopes import Scope
 from tests.model.shapes import (
     FIRST_TOKEN,
+    GROUP_PAGES,
     STOP_TOKEN,
     VOCABULARY,
     asked,
     content,
     layouts,
+    page_key,
+    page_keys,
     reserving,
     strips,
     told_sum,
@@ -76,8 +79,8 @@ class DecodeRank(Rank[WatchedRoom]):
         super().__init__(len(ranks), adopts=scope.adopts)
         self._ends_ms = FAR.success_ms if scope.timed else None
         self._scope = scope
-        self._strips = strips(ranks[rank])
-        """Strips of each page."""
+        self._strips, *self._state_strips = strips(ranks[rank])
+        """Strips of each page, and of each state."""
         self._sum = told_sum(ranks[rank].heads) if scope.sums else 0
         """Checksum that the record has to have."""
         self._exposure = exposure(incarnation, 1, rank)
@@ -86,15 +89,15 @@ class DecodeRank(Rank[WatchedRoom]):
         self._lasts = [scope.tokens + choice % 2 for choice in range(scope.choices)]
         """Steps of each choice."""
         self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
-        self._kv = bytearray(scope.pages * len(self._strips))
-        """Content of each strip since its page was taken. 0: nothing was written."""
+        self._kv = bytearray((scope.pages + scope.states) * len(self._strips))
+        """Content of each strip since its page was taken, states behind pages. 0: nothing was written."""
         self._slot_writers: dict[int, int] = {}
         """Rank of the sender that wrote to a slot since it was handed out."""
         self.side: ReceivingSide[WatchedRoom] = ReceivingSide(
             WatchedRoom,
             scope.rooms,
             Holdings(
-                [PagePool(scope.pages)],
+                [PagePool(scope.pages), *[PagePool(scope.states)] * bool(scope.states)],
                 SlotPool(memoryview(self._slot_memory)),
                 PrefixTree((1,)) if scope.cached else None,
             ),
@@ -182,10 +185,11 @@ class DecodeRank(Rank[WatchedRoom]):
         return ""
 
     def _land_pages(self, flight: Flight) -> None:
-        (pages,) = self._holdings.get(flight.room).exposed if flight.room in self._holdings else ((),)
+        exposed = self._holdings.get(flight.room).exposed if flight.room in self._holdings else ()
+        right = self._right_strips(flight.room, exposed)
         for page, strip, content_there in flight.strips:
-            at = page * len(self._strips) + strip
-            if page in pages and content_there != self._expected(flight.room, pages.index(page), strip):
+            at = self._at(page) + strip
+            if content_there != right.get((page, strip), content_there):
                 raise Broken(
                     Law.LAYERS_BY_ID, f"room {flight.room}: another layer's or head's bytes go to page {page}"
                 )
@@ -195,6 +199,21 @@ class DecodeRank(Rank[WatchedRoom]):
 
     def _expected(self, room: RoomId, page: int, strip: int) -> int:
         return content(room, page, self._strips[strip])
+
+    def _at(self, page: int) -> int:
+        """Return where the strips of a page lie. `page`: its number among those of all KV groups."""
+        group, page = divmod(page, GROUP_PAGES)
+        return (page + group * self._scope.pages) * len(self._strips)
+
+    def _right_strips(self, room: RoomId, tables: PageTables) -> dict[tuple[int, int], int]:
+        """Return the right content of each strip of the pages in `tables`, by page and strip."""
+        by_group = zip(tables, (self._strips, *self._state_strips), strict=False)
+        return {
+            (page_key(group, page), place): content(room, index, strip)
+            for group, (table, strips) in enumerate(by_group)
+            for index, page in enumerate(table)
+            for place, strip in enumerate(strips)
+        }
 
     def step_ends(self) -> str:
         """End the step: every sequence of the batch draws a token."""
@@ -278,8 +297,8 @@ class DecodeRank(Rank[WatchedRoom]):
         if room.id not in self._holdings:
             return
         holding, size = self._holdings.get(room.id), len(self._strips)
-        for page in pages_of(self._holdings, room):
-            self._kv[page * size : (page + 1) * size] = bytes(size)
+        for page in (*pages_of(self._holdings, room), *page_keys(((), *holding.pages[1:]))):
+            self._kv[self._at(page) : self._at(page) + size] = bytes(size)
         self._slot_writers.pop(holding.slot.index, None)
 
     def _take_memory_back(self) -> None:
@@ -371,9 +390,11 @@ class DecodeRank(Rank[WatchedRoom]):
         """A step has computed the next token of a local room's prompt."""
         at, size, last = room.computed, len(self._strips), self._scope.prompt_pages
         if room.id in self._holdings:
-            page = self._holdings.get(room.id).pages[0][at]
+            full, *states = self._holdings.get(room.id).pages
             for strip in range(size):
-                self._kv[page * size + strip] = self._expected(room.id, at, strip)
+                self._kv[full[at] * size + strip] = self._expected(room.id, at, strip)
+            for (page, strip), state in self._right_strips(room.id, ((), *states)).items():
+                self._kv[self._at(page) + strip] = state
         self.side.computed(room, at + 1, Token(FIRST_TOKEN) if at + 1 == last else None)
 
     def _known(self, room: WatchedRoom, choice: int) -> int:
@@ -448,10 +469,10 @@ class DecodeRank(Rank[WatchedRoom]):
                 continue
             holding = self._holdings.get(room.id)
             open_to_peer = holding.standing in (Held.EXPOSED, Held.QUARANTINED)
-            (exposed,) = holding.pages if holding.standing is Held.QUARANTINED else holding.exposed or ((),)
-            generation = holding.slot.generation
-            for page in pages_of(self._holdings, room):
-                held[PAGE, page] = (room.id, generation, open_to_peer and page in exposed)
+            exposed = holding.pages if holding.standing is Held.QUARANTINED else holding.exposed
+            generation, open_pages = holding.slot.generation, page_keys(exposed)
+            for page in (*pages_of(self._holdings, room), *page_keys(((), *holding.pages[1:]))):
+                held[PAGE, page] = (room.id, generation, open_to_peer and page in open_pages)
             held[SLOT, holding.slot.index] = (room.id, generation, open_to_peer)
             if self._seal_there(room.id, holding.slot.index, generation):
                 sealed.add(room.id)
@@ -460,7 +481,8 @@ class DecodeRank(Rank[WatchedRoom]):
             if room.local:
                 if open_to_peer:
                     raise Broken(Law.MINE_OR_GRANTED, f"room {room.id} is computed here, and exposed")
-                if self._pages_there(room.id, holding.pages[0][: self._scope.prompt_pages]):
+                prompt = holding.pages[0][: self._scope.prompt_pages]
+                if self._pages_there(room.id, (prompt, *holding.pages[1:])):
                     landed.add(room.id)
             if holding.standing is Held.EXPOSED and room.told != self._exposure:
                 text = f"room {room.id} waits for writes by an exposure that was taken back"
@@ -485,13 +507,9 @@ class DecodeRank(Rank[WatchedRoom]):
         seal = slot * SLOT_BYTES + SEAL_OFFSET
         return bytes(self._slot_memory[seal : seal + SEAL_BYTES]) == seal_bytes(room, generation)
 
-    def _pages_there(self, room: RoomId, pages: Sequence[int]) -> bool:
-        size = len(self._strips)
-        return all(
-            self._kv[page * size + strip] == self._expected(room, index, strip)
-            for index, page in enumerate(pages)
-            for strip in range(size)
-        )
+    def _pages_there(self, room: RoomId, tables: PageTables) -> bool:
+        right = self._right_strips(room, tables)
+        return all(self._kv[self._at(page) + strip] == there for (page, strip), there in right.items())
 
     def _check_memory(self, held: Container[Place], landed: Container[RoomId]) -> None:
         for index in range(len(self._holdings.slots)):

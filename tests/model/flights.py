@@ -10,12 +10,21 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final, TypeVar
 
-from baton.ids import Generation, Incarnation, RoomId
+from baton.ids import Generation, Incarnation, PageTables, RoomId
 from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
-from baton.transfer.transfer_protocol import SLOTS, Endpoint, PutId, PutState, PutsUnended, Run, TransferError
+from baton.transfer.transfer_protocol import (
+    SLOTS,
+    Endpoint,
+    PutId,
+    PutState,
+    PutsUnended,
+    Run,
+    TransferError,
+    kv_region,
+)
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
-from tests.model.shapes import STRIP, content, layouts, strips
+from tests.model.shapes import STRIP, content, layouts, page_key, strips
 
 PAGE, RECORD, SEAL = "page", "record", "seal"
 _KINDS: Final = (RECORD, PAGE, SEAL)
@@ -73,7 +82,7 @@ class Flight:
     """The exposure that it goes to."""
     kind: str
     sources: tuple[int, ...]
-    """Pages, or the staging slot, that it reads."""
+    """Numbers of pages among those of all KV groups, or the staging slot, that it reads."""
     targets: tuple[int, ...]
     """Pages, or the slot, that it writes."""
     by: int
@@ -95,10 +104,10 @@ class Airspace:
     the product's `Routes` calls."""
 
     rank: int
-    mine: tuple[int, ...]
-    """Strips of a page of this rank."""
-    theirs: tuple[int, ...]
-    """Number of strips of a page, by rank of the receiver."""
+    mine: tuple[tuple[int, ...], ...]
+    """Strips of a page of this rank, by KV group."""
+    theirs: tuple[tuple[int, ...], ...]
+    """Number of strips of a page, by rank of the receiver, then by KV group."""
     flying: dict[int, Flight] = field(default_factory=dict)
     ended: dict[int, tuple[PutState, Incarnation]] = field(default_factory=dict)
     """Landed or failed, and not polled yet; and whereto."""
@@ -115,7 +124,7 @@ class Airspace:
 
     @classmethod
     def of(cls, scope: Scope, rank: int) -> "Airspace":
-        theirs = tuple(len(strips(layout)) for layout in layouts(scope, 1))
+        theirs = tuple(tuple(map(len, strips(layout))) for layout in layouts(scope, 1))
         return cls(rank, strips(layouts(scope, 0)[rank]), theirs, breaks=scope.ways)
 
     def end(self, number: int, state: PutState) -> None:
@@ -178,8 +187,8 @@ class Line:
     air: Airspace
     room: RoomId
     generation: Generation
-    pages: tuple[int, ...]
-    """Pages of the room on this rank, in the prompt's order."""
+    pages: PageTables
+    """Pages of the room on this rank by KV group, in the prompt's order."""
     slot_memory: bytearray
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
@@ -187,7 +196,7 @@ class Line:
         knows it, so that a state has no trace of its past."""
         if peer not in self.air.up:
             raise TransferError("the way there is not open")
-        flight = self._slot(peer, runs) if region == SLOTS else self._pages(peer, runs)
+        flight = self._slot(peer, runs) if region == SLOTS else self._pages(peer, region, runs)
         first = _KINDS.index(flight.kind) + len(_KINDS) * (flight.room * _PAGES + flight.sources[0])
         number = first * _RANKS + rank_of(peer)
         while number in self.air.flying or number in self.air.ended:
@@ -198,15 +207,17 @@ class Line:
     def poll(self, put: PutId) -> PutState:
         return self.air.poll(put.number)
 
-    def _pages(self, peer: Incarnation, runs: Sequence[Run]) -> Flight:
-        mine, theirs = len(self.air.mine), self.air.theirs[rank_of(peer)]
+    def _pages(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> Flight:
+        group = [kv_region(each) for each in range(len(self.pages))].index(region)
+        strips, theirs = self.air.mine[group], self.air.theirs[rank_of(peer)][group]
         read, written = [], []
         for source, target, length in runs:
             for offset in range(0, length, STRIP):
-                page, strip = divmod((source + offset) // STRIP, mine)
-                holds = content(self.room, self.pages.index(page), self.air.mine[strip])
-                read.append(page)
-                written.append((*divmod((target + offset) // STRIP, theirs), holds))
+                page, strip = divmod((source + offset) // STRIP, len(strips))
+                holds = content(self.room, self.pages[group].index(page), strips[strip])
+                read.append(page_key(group, page))
+                to_page, to_strip = divmod((target + offset) // STRIP, theirs)
+                written.append((page_key(group, to_page), to_strip, holds))
         sources, targets = dict.fromkeys(read), dict.fromkeys(page for page, _, _ in written)
         return Flight(
             0,

@@ -42,7 +42,7 @@ from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, expo
 from tests.model.laws import Broken, Law
 from tests.model.rank import FAR, Done, Rank, Told
 from tests.model.scopes import Scope
-from tests.model.shapes import FIRST_TOKEN, layouts, told_sum
+from tests.model.shapes import FIRST_TOKEN, layouts, page_keys, told_sum
 from tests.model.standing import Standing
 
 
@@ -70,7 +70,10 @@ class PrefillRank(Rank[WritingRoom]):
         self.side: SendingSide[WritingRoom] = SendingSide(
             WritingRoom,
             scope.rooms,
-            Holdings([PagePool(scope.sender_pages)], SlotPool(memoryview(self._slot_memory))),
+            Holdings(
+                [PagePool(scope.sender_pages), *[PagePool(scope.sender_pages)] * bool(scope.states)],
+                SlotPool(memoryview(self._slot_memory)),
+            ),
             layouts(scope, 0)[rank],
             FAR,
             elected=self._routes.elected,
@@ -229,8 +232,8 @@ class PrefillRank(Rank[WritingRoom]):
     def _begin(self, room: WritingRoom, slot: Slot) -> None:
         if room.grant is None or room.route is None:
             raise AssertionError(f"room {room.id} computes without a destination")
-        line = Line(self._air, room.id, room.grant.generation, room.pages[0], self._slot_memory)
-        (group,) = self.side.layout.groups
+        line = Line(self._air, room.id, room.grant.generation, room.pages, self._slot_memory)
+        group = self.side.layout.groups[0]
         room.push = RoomTransfer(
             cast(Transfer, line),
             room.route,
@@ -264,7 +267,7 @@ class PrefillRank(Rank[WritingRoom]):
         if room not in self._roster or room not in holdings:
             raise Broken(Law.SOURCE_PINNED, f"room {room} gave its pages back while a {flight.kind} is read")
         holding = holdings.get(room)
-        mine = holding.pages[0] if flight.kind == PAGE else (holding.slot.index,)
+        mine = page_keys(holding.pages) if flight.kind == PAGE else [holding.slot.index]
         if not set(flight.sources) <= set(mine):
             raise Broken(Law.SOURCE_PINNED, f"room {room}: a {flight.kind} is read from pages not its own")
         if flight.kind == PAGE and not self._roster.get(room).complete:

@@ -95,6 +95,8 @@ class Scope:
     """The receiver is told when a request's time is over, which is never."""
     pages: int = 1
     """Number of pages of each receiver rank."""
+    states: int = 0
+    """Number of pages for states of each receiver rank. 0: no layer has a state."""
     slots: int = 1
     """Number of slots of each receiver rank."""
     sender_pages: int = 2
