@@ -56,7 +56,7 @@ def test_an_engine_binds_a_thread_to_the_device_of_its_pages(
     tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, asked = tiny_engine("llama-gqa-untied"), list[tuple[str, torch.device]]()
-    monkeypatch.setattr(engine.cache, "device", "cuda:3")
+    monkeypatch.setattr(engine, "device", torch.device("cuda:3"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.append(("choose", device)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append(("call", device)))
     engine.bind_thread()

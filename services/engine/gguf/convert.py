@@ -48,6 +48,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
     from transformers import AutoConfig
     from transformers.utils import logging
 
+    from baton.engine.execution.row_cache import stores_states
     from baton.engine.gguf.conversion_checks import (
         Header,
         lost_of_tokenizer,
@@ -65,7 +66,8 @@ def _convert(source: Path, target: Path, name: str) -> None:
     config = AutoConfig.from_pretrained(
         folder, gguf_file=file, local_files_only=True, trust_remote_code=False
     )
-    refuse_by_configuration(name, config)
+    states = ["states of layers, which are not read from a GGUF file"] if stores_states(config) else []
+    refuse_by_configuration(name, config, states)
     write_settings(header, config)
     write_positions(header, config)
     lost = [*lost_settings(header, config), *lost_of_tokenizer(header)]

@@ -338,7 +338,7 @@ def test_the_converter_refuses_all_lost_settings_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("kind", "need"), [("mamba", "state-space"), ("gemma4", "layers that differ"), ("t5", "an encoder")]
+    ("kind", "need"), [("mamba", "states of layers"), ("gemma4", "layers that differ"), ("t5", "an encoder")]
 )
 def test_a_file_of_a_model_that_is_not_served_is_refused_before_its_weights_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, need: str
