@@ -18,6 +18,8 @@ from baton.pages.layout import (
     KvKind,
     KvLayout,
     KvPlane,
+    full_group,
+    state_group,
 )
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
@@ -156,6 +158,14 @@ def test_layouts_come_back_as_they_were(model: str, listed: list[KvGroup]) -> No
         for number, group in enumerate(listed)
     )
     layout = KvLayout(model, tuple(apart))
+    assert layout_from_wire(layout_to_wire(layout)) == layout
+
+
+def test_a_layer_with_attention_and_a_state_is_in_two_groups() -> None:
+    attention = full_group("bfloat16", 16, (0, 1), (0,), 64)
+    states = state_group("float32", 512, (0, 1), (0,), (KvPlane("conv", 18), KvPlane("recurrent", 32)))
+    layout = KvLayout("m", (attention, states), context_length=512)
+    assert layout.layers == (0, 1)
     assert layout_from_wire(layout_to_wire(layout)) == layout
 
 
