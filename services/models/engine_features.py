@@ -29,9 +29,9 @@ each."""
 STATE_FEATURES: Final = frozenset({STATES, LINEAR, HYBRID, CONVOLUTIONS})
 """Features of models whose layers store states. The torch engine has them, with the transformers library's
 common cache."""
-VLLM_LACKS: Final = STATE_FEATURES | {ENCODER, LATER, ONE_TEXT}
-"""Features that the engine on vLLM lacks, since all that its pages hold of a sequence are keys and values of
-earlier tokens."""
+VLLM_LACKS: Final = frozenset({ENCODER, LATER, ONE_TEXT})
+"""Features that the engine on vLLM lacks, since its pages hold what a sequence keeps of earlier tokens
+alone."""
 REPEATED: Final = "attention heads that are experts"
 """Feature of JetMoE. Its keys are repeated for each expert, and vLLM takes them for keys of other tokens."""
 

@@ -1,5 +1,7 @@
 """Start of a worker's engine on vLLM. vLLM is imported by the calls, and its environment is set before."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -11,7 +13,7 @@ from baton.inference.step_engine import StepEngine
 from baton.models.engine_features import missing_in_vllm
 from baton.models.model_facts import read_model
 from baton.models.model_files import prepare, resolve
-from baton.runtime.errors import StartupError
+from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.logging import Log
 from baton.runtime.memory_trimming import trimming_memory
 from baton.runtime.model_options import LoadFormat, Quantize
@@ -52,7 +54,8 @@ def start_engine(
     rank_group = alone() if rank_group is None else rank_group
     join_default_group(settings.rendezvous, topology or Topology(), rank)
     engine = load_engine(settings, directory, facts, rank_group)
-    engine.start()
+    with refusals(facts.name):
+        engine.start()
     for number, cache in enumerate(engine.caches):
         group = cache.group
         log.info(
@@ -78,6 +81,20 @@ def start_both(settings: WorkerSettings, threads: int) -> tuple[StepEngine, Step
     prefill = load_second_engine(decode)
     prefill.start()
     return prefill, decode
+
+
+@contextmanager
+def refusals(model: str) -> Iterator[None]:
+    """Context in which vLLM's errors in a first step are refusals of `model`, with vLLM's own reason.
+
+    A build has no kernels for some layers, or only in some number formats. Raises StartupError.
+    """
+    try:
+        yield
+    except (AssertionError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise StartupError(
+            f"vLLM does not compute the model {model} here: {describe_error(error)}"
+        ) from error
 
 
 def refuse_settings(settings: WorkerSettings) -> None:

@@ -129,13 +129,10 @@ BY_VLLM: Final[list[tuple[dict[str, Any], list[str]]]] = [
     ({"model_type": "kimi_k2"}, []),
     ({"model_type": "nonesuch", "quantization_config": {"quant_method": "aqlm"}}, []),
     ({"model_type": "gemma3n", "num_kv_shared_layers": 10}, []),
-    ({"model_type": "mamba"}, ["state-space or recurrent layers (Mamba, RWKV)"]),
-    ({"layer_types": ["conv", "full_attention"]}, ["convolution layers"]),
+    ({"model_type": "mamba"}, []),
+    ({"layer_types": ["conv", "full_attention"]}, []),
     ({"model_type": "jetmoe"}, ["attention heads that are experts"]),
-    (
-        {"model_type": "kimi_linear", "kv_lora_rank": 512, "layer_types": ["linear_attention"]},
-        ["linear-attention or state-space (Mamba) layers"],
-    ),
+    ({"model_type": "kimi_linear", "kv_lora_rank": 512, "layer_types": ["linear_attention"]}, []),
     (
         {
             "model_type": "t5",

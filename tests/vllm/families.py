@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV3Config,
+    FalconH1Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4MoeConfig,
@@ -17,6 +18,7 @@ from transformers import (
     Llama4TextConfig,
     PreTrainedConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from tests.engine.tiny_models import save
@@ -146,6 +148,35 @@ def _llama4() -> PreTrainedConfig:
     )
 
 
+def _falcon_h1() -> PreTrainedConfig:
+    """Each layer has attention and a state (Mamba 2)."""
+    return FalconH1Config(
+        **SHAPE,
+        **HEADS,
+        mamba_d_ssm=128,
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+    )
+
+
+def _qwen3_next() -> PreTrainedConfig:
+    """Three of four layers have a state (gated delta rule), and all have experts."""
+    return Qwen3NextConfig(
+        **SHAPE,
+        **HEADS,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+
+
 FAMILIES: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _kimi_k2,
@@ -155,10 +186,16 @@ FAMILIES: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "llama4": _llama4,
+    "falcon_h1": _falcon_h1,
+    "qwen3_next": _qwen3_next,
 }
 """Configurations by the name of the family."""
 LATENT_FAMILIES: Final = frozenset({"deepseek_v3", "kimi_k2"})
 """Families with multi-head latent attention."""
+STATE_FAMILIES: Final = frozenset({"falcon_h1", "qwen3_next"})
+"""Families with states, which no later request can begin with."""
+IN_BFLOAT16: Final = frozenset({"qwen3_next"})
+"""Families that vLLM computes in bfloat16 alone on CPUs."""
 
 
 def save_family(name: str, folder: Path, tokenizer: Path) -> Path:

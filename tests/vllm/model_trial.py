@@ -12,6 +12,8 @@ from baton.models.engine_features import missing_in_vllm
 from baton.models.model_files import resolve
 from baton.runtime.errors import StartupError, describe_error
 from tests.models.comparison import (
+    LOGPROBS,
+    LOGPROBS_IN_BFLOAT16,
     OUTPUT_TOKENS,
     Answer,
     Outcome,
@@ -27,6 +29,10 @@ from tests.vllm.model_recipes import save_model
 from tests.vllm.oracle import make_llm
 
 LATENT_PAGE_TOKENS: Final = 16
+IN_BFLOAT16: Final = frozenset({"qwen3_next"})
+"""Types with layers that vLLM computes in bfloat16 alone on CPUs."""
+ROTATED_BY_HEAD: Final = frozenset({"lfm2", "lfm2_moe"})
+"""Types without latents whose queries have a dimension of heads where they are rotated."""
 MEMORY: Final = 64 << 20
 REASON_LETTERS: Final = 160
 
@@ -41,6 +47,7 @@ class Reference:
     definition: str
     """Whose definition of the model vLLM ran."""
     page_tokens: int
+    dtype: str
 
 
 def make_reference(kind: str, directory: Path) -> Reference | Outcome:
@@ -57,7 +64,7 @@ def make_reference(kind: str, directory: Path) -> Reference | Outcome:
     except StartupError as refusal:
         return Outcome(TrialVerdict.REFUSED, why(str(refusal), directory))
     try:
-        reference = _reference(directory)
+        reference = _reference(kind, directory)
         if any(isnan(likely) for answer in reference.alone for _, likely in answer):
             return Outcome(TrialVerdict.UNRUNNABLE, "its answers are not numbers")
         return reference  # noqa: TRY300
@@ -75,14 +82,19 @@ def try_engine(
     from baton.vllm.engine_startup import start_both
 
     chosen = settings(
-        str(directory), page_tokens=reference.page_tokens, kv_cache_memory=MEMORY, context_length=CONTEXT
+        str(directory),
+        dtype=reference.dtype,
+        page_tokens=reference.page_tokens,
+        kv_cache_memory=MEMORY,
+        context_length=CONTEXT,
     )
     try:
         prefill, decode = start_both(chosen, 1)
     except StartupError as refusal:
         return Outcome(TrialVerdict.REFUSED, why(str(refusal), directory))
     disturb(prefill)
-    difference = next(compare(prefill, decode, prompts(), reference.alone), "")
+    most = LOGPROBS if reference.dtype == "float32" else LOGPROBS_IN_BFLOAT16
+    difference = next(compare(prefill, decode, prompts(), reference.alone, most), "")
     if not difference:
         return Outcome(TrialVerdict.EQUAL, reference.definition)
     if next(apart("", reference.together, reference.alone), ""):
@@ -90,7 +102,7 @@ def try_engine(
     return Outcome(TrialVerdict.WRONG, difference)
 
 
-def _reference(directory: Path) -> Reference:
+def _reference(kind: str, directory: Path) -> Reference:
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
@@ -98,8 +110,9 @@ def _reference(directory: Path) -> Reference:
 
     is_latent = EngineArgs(str(directory), skip_tokenizer_init=True).create_model_config().use_mla
     page_tokens = LATENT_PAGE_TOKENS if is_latent else PAGE_TOKENS
+    dtype = "bfloat16" if kind in IN_BFLOAT16 else "float32"
     model = make_llm(
-        str(directory), CONTEXT - 1, dtype="float32", block_size=page_tokens, kv_cache_memory_bytes=MEMORY
+        str(directory), CONTEXT - 1, dtype=dtype, block_size=page_tokens, kv_cache_memory_bytes=MEMORY
     )
     sampling = SamplingParams(
         temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False, logprobs=0
@@ -119,13 +132,15 @@ def _reference(directory: Path) -> Reference:
     right = alone()
     [module] = model.apply_model(lambda each: type(each).__module__)
     definition = "transformers' definition" if "transformers" in module else "vLLM's definition"
-    if is_latent:
+    if is_latent or kind in ROTATED_BY_HEAD:
         by_kernel = right
         model.apply_model(rotate_by_head)
         right = alone()
         if next(apart("", by_kernel, right), ""):
             definition += ", its rotation by torch"
-    return Reference(right, answers(prompts()), definition, page_tokens)
+    if dtype != "float32":
+        definition += f", in {dtype}"
+    return Reference(right, answers(prompts()), definition, page_tokens, dtype)
 
 
 def reason(error: BaseException, directory: Path) -> str:

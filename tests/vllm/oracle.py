@@ -20,16 +20,21 @@ IN_ONE_PROCESS: Final = {**VARIABLES, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OM
 
 
 def vllm_greedy(
-    model_dir: Path, prompts: Sequence[Sequence[int]], tokens: int, folder: Path, page_tokens: int = 32
+    model_dir: Path,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    folder: Path,
+    page_tokens: int = 32,
+    dtype: str = "float32",
 ) -> list[list[int]]:
-    """Return the first `tokens` ids that vLLM answers to each of `prompts` in float32, ends ignored."""
+    """Return the first `tokens` ids that vLLM answers to each of `prompts`, ends ignored."""
     answers = folder / "answers.json"
     asked = {
         "model": str(model_dir),
         "prompts": [list(each) for each in prompts],
         "tokens": tokens,
         "page_tokens": page_tokens,
-        "dtype": "float32",
+        "dtype": dtype,
     }
     subprocess.run(
         [sys.executable, "-m", "tests.vllm.oracle", str(answers)],

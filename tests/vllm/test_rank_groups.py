@@ -16,6 +16,7 @@ from tests.models.eight_heads import EIGHT_HEADS, VOCABULARY, with_tokenizer
 from tests.process.load import ANSWER_S, Answer, Asked, Load, any_prompts
 from tests.process.stack import SPLIT, Stack, running_stack
 from tests.vllm.conftest import PAGE_TOKENS
+from tests.vllm.families import SHAPE, save_family
 from tests.vllm.oracle import vllm_greedy
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -55,6 +56,20 @@ def known(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
 
 async def test_two_tensor_ranks_hand_over_to_one(model: Path, known: Asked) -> None:
     with start_stack(str(model), prefill=[{"tp": "2", **CHUNKED}], decode=[PATIENT]) as stack:
+        await check_answers(stack, known, {("prefill-0", "decode-0")})
+
+
+@pytest.mark.all_models
+@pytest.mark.parametrize(("family", "decode_ranks"), [("gemma4", 1), ("falcon_h1", 2)])
+async def test_two_tensor_ranks_with_several_kv_groups(
+    family: str, decode_ranks: int, demo_model_dir: Path, tmp_path: Path
+) -> None:
+    """One head of Gemma 4's full attention lies on both ranks. States go to as many ranks."""
+    model = save_family(family, tmp_path, demo_model_dir)
+    prompts = any_prompts(LENGTHS, SHAPE["vocab_size"])
+    known = Asked(prompts, vllm_greedy(model, prompts, TOKENS, tmp_path))
+    decode = {"tp": str(decode_ranks), **PATIENT}
+    with start_stack(str(model), prefill=[{"tp": "2", **CHUNKED}], decode=[decode]) as stack:
         await check_answers(stack, known, {("prefill-0", "decode-0")})
 
 

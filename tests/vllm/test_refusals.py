@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from baton.pages.layout import GROUPS_MAX, KvGroup, KvPlane, full_group, state_group
+from baton.pages.compatibility import check_fit
+from baton.pages.errors import LayoutMismatch
+from baton.pages.layout import GROUPS_MAX, KvGroup, KvLayout, KvPlane, full_group, state_group
+from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
+from baton.topology import Topology
 from tests.vllm.conftest import settings
 
 
@@ -98,3 +102,37 @@ def test_groups_of_stages_are_merged() -> None:
     merged = merge_groups([*parts((4, 5)), *parts((0, 1))])
     assert [each.layers for each in merged] == [(0, 4), (1, 5), (0, 1, 4, 5)]
     assert [each.is_state for each in merged] == [False, False, True]
+
+
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_states_fit_those_of_as_many_tensor_ranks(is_replicated: bool) -> None:
+    """vLLM divides a state by a rule of its own, so a rank's share of it is compared as a whole."""
+    import torch
+    from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    from baton.vllm.kv_groups import LayerGroup, kv_group
+
+    def layouts(ranks: int, width: int) -> list[KvLayout]:
+        """Layouts of a worker's ranks, each of which has states of `width` columns."""
+        spec = MambaSpec(
+            block_size=512,
+            shapes=((3, width), (4, width)),
+            dtypes=(torch.bfloat16, torch.float32),
+            tp_replicated=is_replicated,
+        )
+        layers = LayerGroup(("layers.0", "layers.2"), (0, 2), spec, GDNAttentionBackend)
+        group = kv_group(layers, ranks, ranks, 512)
+        assert group.encoding == "vllm-gdn-attn-bfloat16-float32"
+        topology = Topology(tensor=ranks)
+        whole = KvLayout("model", (group,), 512)
+        own = [rank_layout(whole, topology, rank) for rank in range(ranks)]
+        assert {each.groups[0].page_bytes for each in own} == {layers.page_bytes}
+        return own
+
+    check_fit(layouts(2, 32), layouts(2, 32))
+    if is_replicated:
+        check_fit(layouts(1, 64), layouts(2, 64))
+    else:
+        with pytest.raises(LayoutMismatch, match="planes"):
+            check_fit(layouts(1, 64), layouts(2, 32))
