@@ -16,7 +16,9 @@ from baton.inference.collectives import Collectives, alone
 from baton.inference.kv_memory import divide_memory
 from baton.inference.remote_writes import flush_for
 from baton.inference.step_engine import StepEngine, drawing_rank
-from baton.models.model_facts import ModelFacts
+from baton.models.engine_features import STATE_FEATURES
+from baton.models.model_facts import CONFIG_FILE, ModelFacts, UnsupportedModel, json_object
+from baton.models.model_requirements import needs_of
 from baton.pages.layout import KvGroup, KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.rooms.worker_facts import CANARY_TOKENS
@@ -39,6 +41,9 @@ def load_engine(
     topology, rank = rank_group.topology, rank_group.rank
     model = start_worker(settings, directory, facts, topology, rank)
     groups = _agree_on_groups(model, facts, rank_group)
+    needed = STATE_FEATURES.intersection(needs_of(json_object(directory / CONFIG_FILE)))
+    if needed and not any(each.is_state for each in groups):  # left out by the definition that vLLM found
+        raise UnsupportedModel.needing(facts.name, "--engine vllm", sorted(needed))
     own = rank_layout(KvLayout(facts.fingerprint, tuple(groups)), topology, rank).groups
     mine = [(each.layers, each.page_bytes) for each in own]
     theirs = [(each.ids, each.page_bytes) for each in model.groups]

@@ -23,8 +23,6 @@ LONG, SHORT = 512, 40
 """Lengths of prefill chunks, in tokens."""
 LOGPROBS: Final = 1e-2
 """Largest difference from the right logprob, which many roundings can add up to."""
-LOGPROBS_IN_BFLOAT16: Final = 0.2
-"""Largest difference in bfloat16, where vectors of states are rounded to three digits."""
 VARIED: Final = 12
 """Fewest different logprobs in the answers. With fewer, equal answers would prove little."""
 TOLD: Final = Sampling(temperature=0.0, top_logprobs=1)
@@ -82,22 +80,23 @@ def compare(
     beside: StepEngine,
     asked: Sequence[Sequence[int]],
     expected: Sequence[Answer],
-    most: float = LOGPROBS,
+    *,
+    in_chunks: bool = True,
 ) -> Iterator[str]:
     """Yield each setting in which the engine's answers differ from `expected`. Prompts run alone and
     together, in long and short chunks, after a hand-over, and behind another's prefix. `beside`: engine of
-    the same model over other pages. `most`: largest difference of log probabilities."""
+    the same model over other pages. `in_chunks`: compute prompts in short chunks, too."""
     if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
         yield "its answers hardly vary: they tell nothing"
-    chunks = (LONG, SHORT) if engine.facts.chunked_prompts else (LONG,)
+    chunks = (LONG, SHORT) if in_chunks and engine.facts.chunked_prompts else (LONG,)
     for chunk in chunks:
         worker = ShuffledWorker(engine, seed=chunk)
         together = _drawn(worker, [_admit(worker, prompt) for prompt in asked], chunk)
-        yield from apart(f"together, in chunks of {chunk}", together, expected, most)
+        yield from apart(f"together, in chunks of {chunk}", together, expected)
     for chunk in chunks:
         worker = ShuffledWorker(engine, seed=chunk)
         by_itself = [_drawn(worker, [_admit(worker, prompt)], chunk)[0] for prompt in asked]
-        yield from apart(f"alone, in chunks of {chunk}", by_itself, expected, most)
+        yield from apart(f"alone, in chunks of {chunk}", by_itself, expected)
 
     prefill, decode = ShuffledWorker(engine, seed=1), ShuffledWorker(beside, seed=2)
     arrived: list[Tenant] = []
@@ -112,11 +111,9 @@ def compare(
             again.computed = len(prompt) // 2 // size * size
             counts = engine.whole.pages_for(again.computed)
             again.tables = [table[:count] for table, count in zip(tenant.tables, counts, strict=True)]
-            yield from apart(
-                "behind a prefix that lies there", _drawn(prefill, [again], SHORT), [answer], most
-            )
+            yield from apart("behind a prefix that lies there", _drawn(prefill, [again], SHORT), [answer])
     handed = _drawn(decode, arrived, 1)
-    yield from apart("after a hand-over", handed, [answer[1:] for answer in expected], most)
+    yield from apart("after a hand-over", handed, [answer[1:] for answer in expected])
 
 
 def _admit(worker: ShuffledWorker, prompt: Sequence[int]) -> Tenant:
@@ -133,12 +130,10 @@ def _drawn(worker: ShuffledWorker, tenants: Sequence[Tenant], chunk: int) -> lis
     return answers
 
 
-def apart(
-    how: str, seen: Sequence[Answer], expected: Sequence[Answer], most: float = LOGPROBS
-) -> Iterator[str]:
+def apart(how: str, seen: Sequence[Answer], expected: Sequence[Answer]) -> Iterator[str]:
     for mine, right in zip(seen, expected, strict=True):
         if [token for token, _ in mine] != [token for token, _ in right]:
             yield f"{how}: other tokens"
         gap = max(abs(one - other) for (_, one), (_, other) in zip(mine, right, strict=False))
-        if not gap <= most:
+        if not gap <= LOGPROBS:
             yield f"{how}: log probabilities are off by {gap:.2g}"

@@ -107,8 +107,8 @@ by name. vLLM itself does not run {unrunnable} of the small models on a CPU, for
 For {untried} no small model was made, and {broken} ended without an answer.
 
 * *vLLM's definition* and *transformers' definition* say whose code vLLM computes the model with.
-* *In bfloat16*: vLLM computes some of the layers on CPUs in this format alone. Tokens are equal, log
-  probabilities may differ by 0.2.
+* *In bfloat16*: vLLM computes some of the layers on CPUs in this format alone. Prompts are computed
+  whole there, since an answer depends on the chunks.
 * *Its rotation by torch*: vLLM alone rotates wrongly on CPUs
   ([why](serving.md#with-vllms-engine)). Its `LLM` answered with that corrected.
 * Names in capitals are architectures of vLLM that transformers {version} does not have.

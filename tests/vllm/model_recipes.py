@@ -62,6 +62,7 @@ FURTHER: Final[Mapping[str, Mapping[str, Any]]] = {
     "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "qwen2": NO_WINDOWS,
     "qwen3": NO_WINDOWS,
+    "qwen3_next": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
 }
 """Fields by type: those that vLLM reads from the files of released models and the library does not have, and
 windows as they are released, since vLLM has no types of layers for Qwen."""

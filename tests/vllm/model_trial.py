@@ -12,8 +12,6 @@ from baton.models.engine_features import missing_in_vllm
 from baton.models.model_files import resolve
 from baton.runtime.errors import StartupError, describe_error
 from tests.models.comparison import (
-    LOGPROBS,
-    LOGPROBS_IN_BFLOAT16,
     OUTPUT_TOKENS,
     Answer,
     Outcome,
@@ -93,8 +91,9 @@ def try_engine(
     except StartupError as refusal:
         return Outcome(TrialVerdict.REFUSED, why(str(refusal), directory))
     disturb(prefill)
-    most = LOGPROBS if reference.dtype == "float32" else LOGPROBS_IN_BFLOAT16
-    difference = next(compare(prefill, decode, prompts(), reference.alone, most), "")
+    in_chunks = reference.dtype == "float32"
+    differences = compare(prefill, decode, prompts(), reference.alone, in_chunks=in_chunks)
+    difference = next(differences, "")
     if not difference:
         return Outcome(TrialVerdict.EQUAL, reference.definition)
     if next(apart("", reference.together, reference.alone), ""):
