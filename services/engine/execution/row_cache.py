@@ -12,7 +12,6 @@ import torch
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
@@ -142,8 +141,8 @@ def stores_states(config: Any) -> bool:
 
 
 def _layer_maker(index: int, own: Any) -> MakeLayer:
-    if isinstance(own, DummyLayer):
-        return lambda _begin, _memory: DummyLayer()
+    if not isinstance(own, CacheLayerMixin | LinearAttentionCacheLayerMixin):  # reads no other tokens
+        return lambda _begin, _memory: type(own)()
     if not isinstance(own, LinearAttentionCacheLayerMixin):
         return lambda begin, memory: AttentionLayer(index, begin, memory)
     count = own.number_of_states
