@@ -11,7 +11,7 @@ import torch
 
 from baton.inference.kv_memory import DTYPES
 from baton.inference.page_memory import PageMemory
-from baton.pages.layout import KvGroup
+from baton.pages.layout import KvGroup, full_group
 
 
 class PagedKvCache(PageMemory):
@@ -108,10 +108,22 @@ class PagedStates(PageMemory):
 EngineCache: TypeAlias = PagedKvCache | PagedStates
 
 
+def attention_cache(caches: Sequence[EngineCache]) -> tuple[int, PagedKvCache] | None:
+    """Return the index and the cache of the KV group of keys and values, or None if no layer has
+    attention."""
+    found = ((number, each) for number, each in enumerate(caches) if isinstance(each, PagedKvCache))
+    return next(found, None)
+
+
 def only_attention(caches: Sequence[EngineCache]) -> PagedKvCache:
     """Return the cache of an engine whose only KV group has keys and values."""
     (cache,) = (each for each in caches if isinstance(each, PagedKvCache))
     return cache
+
+
+def empty_cache(device: torch.device) -> PagedKvCache:
+    """Return a cache that stands for that of attention in a model without attention."""
+    return PagedKvCache(full_group("float32", 1, (0,), (0,), 1), 1, device)
 
 
 def make_cache(group: KvGroup, pages: int, device: torch.device, beside: int = 0) -> EngineCache:

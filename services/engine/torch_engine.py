@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from baton.engine.execution.execution import Execution
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.kv_cache import EngineCache, PagedKvCache
+from baton.engine.kv_cache import EngineCache, PagedKvCache, attention_cache
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine_interface import EngineFacts, Row
 from baton.grammars.grammar_cache import GrammarCache
@@ -61,9 +61,7 @@ class TorchEngine(StepEngine):
         )
         self.model = model
         self.execution = execution
-        self._attention = next(
-            ((number, cache) for number, cache in enumerate(caches) if isinstance(cache, PagedKvCache)), None
-        )
+        self._attention = attention_cache(caches)
         """Index and cache of the KV group of keys and values, or None if no layer has attention."""
 
     @property

@@ -4,9 +4,9 @@ from typing import Final
 
 import torch
 
+from baton.engine.execution.batched_runner import BatchedExecution
 from baton.engine.execution.compiled_step import CompiledExecution, CompiledModel, CompiledRunner
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.loading.runner_selection import BatchedExecution
 from baton.engine.torch_engine import TorchEngine
 
 OURS: Final = (ExecutionKind.FUSED, ExecutionKind.COMPILED)

@@ -78,6 +78,11 @@ class Geometry:
     states: tuple[LayerStates, ...] = ()
     """State tensors by the layers that have them."""
 
+    @property
+    def state_tensors(self) -> Mapping[int, tuple[StateTensor, ...]]:
+        """State tensors by layer id, of the layers that have some."""
+        return {layer: each.tensors for each in self.states for layer in each.layers}
+
     def groups(self, dtype: str, page_tokens: int, context_length: int) -> tuple[KvGroup, ...]:
         """Return the KV groups of all layers: that of attention, if any layer has it, then those of
         states."""

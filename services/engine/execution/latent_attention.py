@@ -29,6 +29,12 @@ def defer_expansion(module: torch.nn.Module) -> None:
             setattr(each, EXPAND, _unexpanded)
 
 
+def restore_expansion(module: torch.nn.Module) -> None:
+    """Undo `defer_expansion`."""
+    for each in module.modules():
+        vars(each).pop(EXPAND, None)
+
+
 def defers_expansion(module: torch.nn.Module) -> bool:
     """Return whether the attention module passes latents to our attention: compressed ones as keys, rotated
     keys as values."""

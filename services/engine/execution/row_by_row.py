@@ -112,7 +112,7 @@ class RowByRowRunner(StatelessRunner):
         self._vocab_size = vocab_size
         self._device = torch.device(caches[0].device)
         self._caches = caches
-        self._states = {layer: each.tensors for each in geometry.states for layer in each.layers}
+        self._states = geometry.state_tensors
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
         """Return the logits of a step as `Runner.logits` does. Draft tokens are computed together with their

@@ -117,6 +117,11 @@ def _name(kind: str, index: int) -> str:
     return f"{kind}{index}" if index else kind
 
 
+def state_index(name: str) -> int:
+    """Return the index of a state tensor among those of its kind, by its name."""
+    return int("".join(filter(str.isdigit, name)) or 0)
+
+
 MakeLayer = Callable[[int, RowMemory], Any]
 """Function (position of the row's first token, memory) that returns the cache of one layer."""
 

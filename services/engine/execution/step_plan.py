@@ -7,7 +7,7 @@ one by one. All index tensors of a step are made here once, in one copy to the d
 from array import array
 from collections import abc
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 import torch
@@ -129,24 +129,46 @@ class AttentionMetadata:
     positions."""
 
 
-def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device) -> AttentionMetadata:
-    """Lay out the checked `rows` of a step as one flat batch."""
-    size = cache.group.page_tokens
+def divide_rows(rows: abc.Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows of one token and the longer rows of a step, in the order in which they are laid out.
+
+    Both are in descending order of length.
+    """
     single = sorted((row for row in rows if row.stop - row.start == 1), key=lambda row: -row.stop)
     longer = sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
+    return single, longer
+
+
+def make_plan(
+    rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, group: int | None = 0
+) -> AttentionMetadata:
+    """Lay out the checked `rows` of a step as one flat batch.
+
+    `cache`: cache of keys and values. `group`: index of its KV group, or None if no layer has attention.
+    """
+    size = cache.group.page_tokens
+    single, longer = divide_rows(rows)
     laid = single + longer
     lengths = [cache.group.pages_for(row.stop) for row in laid]
+    page_tables = [
+        [0] * length if group is None else row.tables[group]
+        for row, length in zip(laid, lengths, strict=True)
+    ]
 
     tokens = list(chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in laid))
     positions = list(chain.from_iterable(range(row.start, row.stop) for row in laid))
-    pages_of_tokens = [row.pages[each // size] for row in laid for each in range(row.start, row.stop)]
+    pages_of_tokens = [
+        table[each // size]
+        for row, table in zip(laid, page_tables, strict=True)
+        for each in range(row.start, row.stop)
+    ]
     begins = [0]
     for row in laid:
         begins.append(begins[-1] + row.stop - row.start)
     offsets = {id(row): begin - row.start for row, begin in zip(laid, begins, strict=False)}
     keep = [offsets[id(row)] + each for row in rows for each in row.wanted]
 
-    reads = _reads(laid, len(single), lengths, size)
+    reads = _reads(laid, page_tables, len(single), lengths, size)
     packed = integers([*tokens, *positions, *pages_of_tokens, *keep, *chain(*(each.table for each in reads))])
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(each.table) for each in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
@@ -159,15 +181,6 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
             groups.append(_decode_group(begin, end, table, where, cache))
         else:
             continued.append(_continued_row(begin, end, table, laid[read.first].stop, where, cache))
-    firsts = [
-        FirstRow(
-            begins[each],
-            begins[each + 1],
-            _masks(begins[each], begins[each + 1], laid[each].stop, where, cache),
-        )
-        for each in range(len(single), len(laid))
-        if laid[each].start == 0
-    ]
     return AttentionMetadata(
         tokens=ids[None],
         positions=where[None],
@@ -175,8 +188,22 @@ def make_plan(rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device
         groups=tuple(groups),
         only_group=groups[0] if groups and groups[0].end == len(tokens) else None,
         continued=tuple(continued),
-        firsts=tuple(firsts),
+        firsts=_first_rows(laid, begins, where, cache),
         keep=wanted,
+    )
+
+
+def _first_rows(
+    laid: abc.Sequence[Row], begins: abc.Sequence[int], positions: torch.Tensor, cache: PagedKvCache
+) -> tuple[FirstRow, ...]:
+    """Return the layout of the rows of several tokens that start at position 0.
+
+    `laid`: all rows of the step. `begins`: index of the first token of each in the flat batch.
+    """
+    return tuple(
+        FirstRow(begin, end, _masks(begin, end, row.stop, positions, cache))
+        for row, (begin, end) in zip(laid, pairwise(begins), strict=True)
+        if row.start == 0 and end - begin > 1
     )
 
 
@@ -219,36 +246,46 @@ class _Read(NamedTuple):
     table: list[int]
 
 
-def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
+def _reads(
+    laid: abc.Sequence[Row],
+    page_tables: abc.Sequence[abc.Sequence[int]],
+    single_count: int,
+    lengths: list[int],
+    size: int,
+) -> list[_Read]:
     """Return the copies of pages that attention reads in a step.
 
     `laid`: the step's rows in the order of the batch. The first `single_count` have one token each.
-    `lengths`: pages of each row.
+    `page_tables`: page tables of the rows. `lengths`: pages of each row.
     """
     reads: list[_Read] = []
     first = 0
     for end in groups_of_similar_length(lengths[:single_count]):
-        reads.append(_Read(first, end, _page_table(laid[first:end], lengths[first], size)))
+        reads.append(
+            _Read(first, end, _page_table(laid[first:end], page_tables[first:end], lengths[first], size))
+        )
         first = end
     reads.extend(
-        _Read(index, index + 1, _page_table([laid[index]], lengths[index], size))
+        _Read(index, index + 1, _page_table([laid[index]], [page_tables[index]], lengths[index], size))
         for index in range(single_count, len(laid))
         if laid[index].start > 0
     )
     return reads
 
 
-def _page_table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
+def _page_table(
+    rows: abc.Sequence[Row], page_tables: abc.Sequence[abc.Sequence[int]], pages: int, page_tokens: int
+) -> list[int]:
     """Return the rows' page tables, one after the other, with `pages` entries each.
 
     A shorter table is filled up with its own first page. The contents of that page are finite numbers, and a
     mask hides them.
     """
     table: list[int] = []
-    for row in rows:
+    for row, own in zip(rows, page_tables, strict=True):
         used = -(-row.stop // page_tokens)
-        table.extend(row.pages[:used])
-        table.extend([row.pages[0]] * (pages - used))
+        table.extend(own[:used])
+        table.extend([own[0]] * (pages - used))
     return table
 
 

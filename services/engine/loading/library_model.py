@@ -2,16 +2,18 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 import torch
+from transformers.cache_utils import Cache
 
-from baton.engine.execution.attention_span import Geometry, LayerAttention
+from baton.engine.execution.attention_span import ATTENTION_NAME, Geometry, LayerAttention
 from baton.engine.execution.exact_reference import exactly
-from baton.engine.execution.latent_attention import defer_expansion
+from baton.engine.execution.latent_attention import defer_expansion, restore_expansion
 from baton.engine.execution.model_structure import (
     ROTATED_TOKENS,
     ROTATION_TOLERANCES,
@@ -21,6 +23,15 @@ from baton.engine.execution.model_structure import (
 )
 from baton.engine.execution.paged_attention import AttentionFunction, use_attention
 from baton.engine.execution.row_by_row import LibraryDefinition
+from baton.engine.execution.row_cache import layer_makers
+from baton.engine.execution.state_mixers import (
+    StateMixer,
+    UnknownMixer,
+    check_mixers,
+    find_mixers,
+    unwrap_mixers,
+    wrap_mixers,
+)
 from baton.engine.loading.capability_probes import (
     COUNTING,
     AttentionProbe,
@@ -30,12 +41,15 @@ from baton.engine.loading.capability_probes import (
 )
 from baton.engine.loading.library_report import first_line
 from baton.engine.loading.rank_shard import RankShard
-from baton.engine.loading.row_by_row_probe import check_row_by_row
+from baton.engine.loading.row_by_row_probe import RecordedMemory, check_row_by_row
+from baton.engine.loading.text_model import text_of
 from baton.engine.quantization.quantized_weight import QuantizedWeight
 from baton.models.model_facts import ModelFacts, UnsupportedModel
 
 FAILURES: Final = (RuntimeError, AttributeError, TypeError, ValueError, LookupError)
 """Errors that a transformers implementation raises if it cannot compute with its arguments."""
+MIXED: Final = 4
+"""Number of tokens in the forward pass that finds state mixers."""
 
 
 class LibraryModel:
@@ -70,11 +84,14 @@ class LibraryModel:
         """The transformers implementation, or this pipeline stage of it. None after `release`."""
         self._shard = shard
         self._load = load
+        self._mixers: list[StateMixer] = []
+        """State mixers that compute over the rows of a step."""
         self._needs_counts = False
         """Whether the transformers implementation learns positions only from a cache, so that each forward
         pass must get one."""
         parameters = inspect.signature(module.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._takes_positions = "position_ids" in parameters
         self.definition = LibraryDefinition(module) if row_by_row else None
         """The transformers implementation with its own attention, if the model can only be computed row by
         row, else None."""
@@ -87,8 +104,7 @@ class LibraryModel:
             self.geometry, self.attention, width = self._check_over_pages(module)
         else:
             self.geometry, self.attention, width = self._check_row_by_row(self.definition)
-        self.spans = {layer: each.span for layer, each in self.attention.items() if each.span is not None}
-        """Attention span by layer id, for the layers whose tokens attend to only a part of the context."""
+        self._set_spans()
         self.vocab_size: int = width
         self.weight_bytes: int = _bytes_read(module)
         """Bytes of weights that every step reads, whatever its rows are."""
@@ -117,17 +133,45 @@ class LibraryModel:
         """
         if counts is None and positions is not None and self._needs_counts:
             counts = CountedPositions(positions[0] - torch.arange(positions.shape[1], device=self.device))
-        shard, given = self._shard, {} if counts is None else {self._cache_argument: counts}
+        shard = self._shard
+        given: dict[str, Any] = {} if counts is None else {self._cache_argument: counts}
+        if self._takes_positions:
+            given["position_ids"] = positions
         with torch.inference_mode(), use_attention(attend):
             if shard is not None and not shard.last:
-                answer = self.module(input_ids=tokens, position_ids=positions, use_cache=False, **given)
+                answer = self.module(input_ids=tokens, use_cache=False, **given)
                 shard.link.rank_group.send(answer.last_hidden_state)
                 return None
-            answer = self.module(
-                input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, **given
-            )
+            answer = self.module(input_ids=tokens, use_cache=False, logits_to_keep=keep, **given)
         logits: torch.Tensor = answer.logits[0]
         return logits if shard is None or shard.has_logits else None
+
+    def batch_rows(self) -> None:
+        """Make the transformers implementation of a model with states compute rows together, until
+        `compute_row_by_row`.
+
+        It uses our attention, and its state mixers compute over rows. Raises UnknownMixer or
+        UnsupportedModel.
+        """
+        config, module = text_of(self.module.config), self.module
+        self._own_attention = config._attn_implementation
+        mixers = self._find_mixers(module)
+        check_mixers(mixers, self.geometry.state_tensors)
+        config._attn_implementation = ATTENTION_NAME
+        wrap_mixers(mixers)
+        self._mixers = mixers
+        if self.geometry.attention_layers:
+            seen, self.attention, _ = self._check_over_pages(module, self.geometry.attention_layers)
+            self.geometry = self._same_pages(seen)
+        self._set_spans()
+
+    def compute_row_by_row(self) -> None:
+        """Undo `batch_rows`."""
+        text_of(self.module.config)._attn_implementation = self._own_attention
+        unwrap_mixers(self._mixers)
+        restore_expansion(self.module)
+        self._mixers, self.attention = [], {}
+        self._set_spans()
 
     def structure(self) -> ModelStructure:
         """Return the modules and weights of the transformers implementation for our own executions. Raises
@@ -161,11 +205,36 @@ class LibraryModel:
             raise AssertionError("a rank's part of a model was released")
         self.module = self._load()
 
-    def _check_over_pages(self, module: Any) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
+    def _set_spans(self) -> None:
+        self.spans = {layer: each.span for layer, each in self.attention.items() if each.span is not None}
+        """Attention span by layer id, for the layers whose tokens attend to only a part of the context."""
+
+    def _same_pages(self, seen: Geometry) -> Geometry:
+        """Return the sizes with those of attention as in `seen`. Raises UnknownMixer if pages differ."""
+        mine = self.geometry
+        found = replace(seen, attention_layers=mine.attention_layers, states=mine.states)
+        if found.kv_group("float32", 1) != mine.kv_group("float32", 1):
+            raise UnknownMixer("attention of other sizes than over its own cache")
+        return found
+
+    def _find_mixers(self, module: Any) -> list[StateMixer]:
+        """Return the state mixers of `module`. Raises UnknownMixer."""
+        tokens = torch.arange(MIXED, device=self.device)[None] % self.facts.vocab_size
+        makers = layer_makers(text_of(module.config))
+
+        def compute(cache: Cache) -> None:
+            with torch.inference_mode(), use_attention(AttentionProbe(self.facts.context_length)):
+                module(input_ids=tokens, use_cache=True, **{self._cache_argument: cache})
+
+        return find_mixers(module, [make(0, RecordedMemory()) for make in makers], compute)
+
+    def _check_over_pages(
+        self, module: Any, layers: Sequence[int] | None = None
+    ) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
         """Check that the transformers implementation computes with our attention.
 
         Returns the sizes of its attention, the attention options by layer id, and the width of its logits.
-        Raises UnsupportedModel.
+        `layers`: ids of the layers with attention, all if None. Raises UnsupportedModel.
         """
         facts, device, shard = self.facts, self.device, self._shard
         probe, whole, counted = (AttentionProbe(facts.context_length) for _ in range(3))
@@ -188,7 +257,8 @@ class LibraryModel:
             probe.add_need(COUNTING)
         if logits is not None and len(logits) != len(last):
             probe.add_need("logits of the positions that are asked for alone")
-        layers = None if shard is None else shard.layers
+        if shard is not None:
+            layers = shard.layers
         seen = probe.verdict(whole, counted, order, self.dtype, facts.name, module.config, layers)
         if shard is not None and seen != shard.seen:
             raise UnsupportedModel(
@@ -228,7 +298,9 @@ class LibraryModel:
         self._needs_counts = True
         with_counts = self._probe(tokens, where, keep)
         self._needs_counts = with_counts is not None and with_counts.like(counted, self.dtype)
-        return self._needs_counts
+        # With states, `row_by_row_probe` has shown that given positions are right.
+        ignored = bool(self._mixers) and with_counts is not None and with_counts.like(late, self.dtype)
+        return self._needs_counts or ignored
 
     def _probe(
         self,

@@ -90,7 +90,7 @@ class BlankMemory:
     def __init__(self, geometry: Geometry, length: int, device: torch.device) -> None:
         self._length = length
         self._device = device
-        self._tensors = {layer: each.tensors for each in geometry.states for layer in each.layers}
+        self._tensors = geometry.state_tensors
 
     def update(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor

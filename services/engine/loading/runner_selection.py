@@ -7,8 +7,6 @@ the log gives the reason. For the comparison the implementation computes in floa
 model's own format, which shows the effect of rounding.
 """
 
-from collections import abc
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -17,8 +15,7 @@ from typing import Any, Final
 import torch
 
 from baton.engine.execution.agreement import TOLERANCES, relative_difference
-from baton.engine.execution.attention_span import AttentionSpan
-from baton.engine.execution.batched_runner import BatchedModel, BatchedRunner
+from baton.engine.execution.batched_runner import BatchedExecution
 from baton.engine.execution.compiled_step import (
     CompiledExecution,
     CompiledModel,
@@ -31,14 +28,13 @@ from baton.engine.execution.compiled_step import (
 from baton.engine.execution.execution import Execution
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.fused_decoder import FusedDecoder
-from baton.engine.execution.latent_attention import attention_over
 from baton.engine.execution.model_structure import UnknownStructure
 from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.row_by_row import RowByRowExecution
 from baton.engine.execution.step_compiler import CODES, KernelUnavailable, supported_builds
-from baton.engine.execution.step_plan import make_plan
-from baton.engine.kv_cache import EngineCache, PagedKvCache, only_attention
+from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
+from baton.engine.loading.state_batching import batch_states
 from baton.engine_interface import Row, Sequence
 from baton.inference.kv_memory import DTYPES
 from baton.models.model_facts import UnsupportedModel
@@ -90,38 +86,14 @@ class Reference:
     """Largest accepted relative difference between the results of an execution and `answers`."""
 
 
-class BatchedExecution:
-    """Execution that computes all rows together, by the transformers implementation or by our fused
-    decoder."""
-
-    def __init__(
-        self,
-        kind: ExecutionKind,
-        compute: BatchedModel,
-        spans: Mapping[int, AttentionSpan],
-        weight_bytes: int,
-        decoder: FusedDecoder | None = None,
-    ) -> None:
-        """Store the function `compute`, and the fused `decoder` that it calls. It is None if the transformers
-        implementation computes.
-
-        `spans`: attention spans by layer id.
-        """
-        self.decoder = decoder
-        self.kind = kind
-        self.weight_bytes = weight_bytes
-        self.compute = compute
-        self._spans = spans
-
-    def runner(self, caches: abc.Sequence[EngineCache]) -> BatchedRunner:
-        return BatchedRunner(self.compute, only_attention(caches), self._spans)
-
-
 def library_execution(model: LibraryModel) -> Execution:
     """Return the execution by the transformers implementation, row by row if the model needs that."""
     if model.definition is not None:
         return RowByRowExecution(model.definition, model.geometry, model.vocab_size, model.weight_bytes)
-    return BatchedExecution(ExecutionKind.LIBRARY, model.logits, model.spans, model.weight_bytes)
+    states = model.geometry.state_tensors
+    return BatchedExecution(
+        ExecutionKind.LIBRARY, model.logits, model.spans, model.weight_bytes, states=states
+    )
 
 
 def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFor | None = None) -> Execution:
@@ -133,6 +105,7 @@ def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFo
     """
     least = LONG + (MORE if model.spans else 0)
     if model.definition is not None:
+        batch_states(model, layout)
         return library_execution(model)
     if model.facts.context_length < least:
         if model.quantized is not None:
@@ -323,10 +296,8 @@ def comparison_results(model: LibraryModel, execution: Execution, kv: KvGroup) -
             if runner is not None:
                 logits = _compiled_logits(runner, rows, later)
             elif isinstance(execution, BatchedExecution):
-                plan = make_plan(rows, cache, model.device)
-                keep = torch.arange(plan.tokens.shape[1], device=model.device)
-                attention = attention_over(plan, cache, spans)
-                logits = execution.compute(plan.tokens, plan.positions + later, keep, attention)
+                steps = execution.runner_with([cache], spans)
+                logits = steps.logits_at(rows, everywhere=True, later=later)
             else:
                 raise AssertionError(f"an execution {execution.kind} is not compared")
         if logits is not None:
