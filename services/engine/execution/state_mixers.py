@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from transformers.cache_utils import Cache, DummyLayer
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from baton.engine.execution.attention_span import StateTensor
 from baton.engine.execution.row_cache import StateLayer, States, state_index
@@ -190,7 +190,7 @@ class StatePages:
             layer: 1 + max(state_index(each.name) for each in tensors[layer]) for layer in self._group_of
         }
         layers = 1 + max(self._group_of, default=-1)
-        self.library = Cache(layers=[DummyLayer() for _ in range(layers)])
+        self.library = Cache(layers=[LinearAttentionLayer() for _ in range(layers)])
         """Cache that mixers get, in which the layer in use has its states."""
 
     def continued(
@@ -219,7 +219,7 @@ class StatePages:
         try:
             result = compute(hidden, self.library)
         finally:
-            self.library.layers[layer] = DummyLayer()
+            self.library.layers[layer] = LinearAttentionLayer()
         after = state_layer.states
         for each in self._tensors[layer]:
             stored[each.name].index_copy_(0, own, after[each.name].flatten(1).float())
