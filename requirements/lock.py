@@ -46,8 +46,8 @@ VLLM_OVERRIDES: Final = (
     "torch==2.13.0",
 )
 """Requirements that replace those of Baton and of vLLM. llguidance is the version that the bootstrap's image
-has: only vLLM's own structured output needs an older one, and it is not used. Text needs no companion of
-torch. torch is in torch-cpu.txt."""
+has: only vLLM's own structured output needs an older one, and it is not used. Companions of
+torch are left out (docs/dependencies.md). torch is in torch-cpu.txt."""
 
 Pins = dict[str, str]
 """By name and marker: the lines that pin one version."""

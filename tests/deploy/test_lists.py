@@ -71,7 +71,7 @@ def test_the_projects_own_ranges_are_held_and_everything_that_runs_is_there_with
 
 
 def test_workers_on_vllms_engine_run_with_versions_that_baton_allows() -> None:
-    """torch is listed by itself, and its companions are not needed for text."""
+    """torch is listed by itself, and its companions are not."""
     groups, listed = project(), of("torch-cpu", VLLM)
     wanted = [each for group in ("", "certs", "gguf", "otel", "vllm") for each in groups[group]]
     missing = [each for each in map(Requirement, wanted) if not holds(listed, each)]

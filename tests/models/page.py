@@ -111,6 +111,8 @@ For {untried} no small model was made, and {broken} ended without an answer.
   whole there, since an answer depends on the chunks.
 * *Its rotation by torch*: vLLM alone rotates wrongly on CPUs
   ([why](serving.md#with-vllms-engine)). Its `LLM` answered with that corrected.
+* *Failed to be inspected*: vLLM's definition imports torchvision, which is not installed
+  ([why](dependencies.md#what-is-installed)).
 * Names in capitals are architectures of vLLM that transformers {version} does not have.
 * *–* in the tables above means not tried. Transformers {version} does not have the type, or it reads
   more than text.
