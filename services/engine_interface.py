@@ -194,6 +194,11 @@ class Row:
     """Draft token ids for positions `stop`, `stop` + 1, …, of a row that samples a token. The step computes
     them too, and `take` decides which of them are accepted."""
 
+    state_from: abc.Sequence[abc.Sequence[int]] = ()
+    """Pages from which the sequence's states are copied before the row is computed, by KV group."""
+    state_to: abc.Sequence[abc.Sequence[int]] = ()
+    """Pages to which the sequence's states are copied behind the row, by KV group."""
+
     @property
     def end(self) -> int:
         """Position behind the last computed token, drafts included.

@@ -371,7 +371,9 @@ class ReceivingSide(LandedData[R]):
         The grant waits until all ranks have done so. If a rank zeroed its slot after the sender wrote to it,
         the seal would be lost.
         """
-        holding = self.holdings.take(room.id, room.pages_needed, room.request.tokens, room.request.salt)
+        # With states the last token is always sent, and the state behind it.
+        known = room.request.tokens[: -1 if self.layout.states else None]
+        holding = self.holdings.take(room.id, room.pages_needed, known, room.request.salt)
         generation = holding.slot.generation
         room.expose(generation, holding.shared)
         self.holdings.expose(room.id, room.pages_expected)
@@ -399,9 +401,10 @@ class ReceivingSide(LandedData[R]):
     def _compute(self, room: R) -> None:
         """Reserve memory for a room whose prompt this worker computes itself. No peer learns of the memory.
 
-        The last token is always computed, because the next token is sampled from it.
+        The last token is always computed, because the next token is sampled from it. With states all tokens
+        are, because states are stored on prefill only.
         """
-        known = room.request.tokens[:-1]
+        known = () if self.layout.states else room.request.tokens[:-1]
         holding = self.holdings.take(room.id, room.pages_needed, known, room.request.salt)
         room.prefix_tokens = room.computed = holding.shared_tokens
         self.page_growth.granted(room)

@@ -1,5 +1,6 @@
 """Record of one room on a rank of a prefill worker."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.handover.route import Route
@@ -28,6 +29,11 @@ class SendingRoom(Sender):
     cached: int = field(default=0, init=False)
     """Number of the room's leading tokens whose KV came from the prefix cache when its pages were
     reserved."""
+    restored: PageTables = field(default=(), init=False)
+    """Pages of the cached state with which the computation begins, by KV group. () for none."""
+    stored: Mapping[int, PageTables] | None = field(default=None, init=False)
+    """Pages to which the states behind leading tokens are copied, by the number of these tokens. A chunk ends
+    there. None before that is decided."""
     first: Token | None = field(default=None, init=False)
     likely_cached: int | None = field(default=None, init=False)
     """Number of the room's leading tokens that were found in the prefix cache before its pages were reserved.

@@ -6,8 +6,8 @@ own pages stay reserved until no write reads them any more. See the package's do
 
 from collections.abc import Callable, Iterator, Sequence
 from math import lcm
-from operator import gt
-from typing import Final, Protocol, TypeVar, assert_never
+from operator import add, gt
+from typing import Final, TypeVar, assert_never
 
 from baton.handover.handover_side import HandOverSide
 from baton.handover.requests import (
@@ -22,6 +22,7 @@ from baton.handover.requests import (
 )
 from baton.handover.route import Route
 from baton.handover.sending_room import SendingRoom
+from baton.handover.writes import Writes
 from baton.ids import NO_OPENER, Generation, Incarnation, Opener, RoomId
 from baton.pages.errors import Truncated, added
 from baton.pages.holdings import Holdings
@@ -37,22 +38,6 @@ from baton.rooms.worker_load import WorkerLoad
 
 CLAIMED: Final = Cause(Reason.LOCAL, "the decode worker computes the prompt itself")
 GIVEN_UP: Final = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
-
-
-class Writes(Protocol):
-    """Progress of the writes of one room to its receiver."""
-
-    @property
-    def failure(self) -> str | None: ...
-    @property
-    def written(self) -> bool:
-        """Whether all pages and records that this rank sends for the room have arrived: the state of their
-        writes is DONE."""
-
-    @property
-    def sealed(self) -> bool:
-        """Whether the seals (the marks that all data is written) have arrived: the state of their writes is
-        DONE."""
 
 
 S = TypeVar("S", bound=SendingRoom)
@@ -124,7 +109,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
             room,
             request,
             receiver,
-            pages,
+            # A cached state that the computation begins with is not available to others meanwhile.
+            tuple(map(add, pages, self.holdings.prefixes.state_counts(1))),
             now_ms,
             ends_ms=ends_ms,
             peer_name=peer_name,
@@ -168,7 +154,10 @@ class SendingSide(HandOverSide[S, SenderRequest]):
             raise route
         known = found.request.prefill_tokens
         # `promise-kept`: cached pages of the receiver are whole, and are not overwritten.
-        if grant.prefix_tokens % lcm(*route.page_tokens) or grant.prefix_tokens > known:
+        block = lcm(
+            *(size for group, size in enumerate(route.page_tokens) if group not in self.layout.states)
+        )
+        if grant.prefix_tokens % block or grant.prefix_tokens > known:
             raise PeerFault(
                 f"room {room}: a prefix of {grant.prefix_tokens} tokens does not end with a page of its"
                 f" {known}"
@@ -212,6 +201,15 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         self._ask(Forget(receiver))
 
     # ---- what is known on this rank alone
+
+    def store_states(self) -> None:
+        """Decide for each room that computes its first chunk next which states it stores for others.
+
+        Call it before a step is chosen, on all ranks in the same turn.
+        """
+        for room in self.roster if self.holdings.prefixes.has_states else ():
+            if room.computable and room.begun and room.stored is None:
+                room.stored = dict(self.holdings.store_states(room.id, room.reusable))
 
     def stepping(self, now_ms: int) -> None:
         """Record that an engine step is running or has ended. It counts as progress for the rooms in it and
@@ -381,8 +379,10 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     def _begin(self, room: S) -> None:
         if room.route is None:
             raise AssertionError(f"room {room.id} computes without a destination")
-        holding = self.holdings.take(room.id, room.pages_needed, room.reusable, room.request.salt)
+        pages = self.layout.pages_for(room.request.prefill_tokens)
+        holding = self.holdings.take(room.id, pages, room.reusable, room.request.salt, computes=True)
         room.pages, room.begun = holding.pages, True
+        room.restored = holding.restored
         room.cached = room.computed = holding.shared_tokens
         self._ask(BeginWrites(room.id, holding.slot))
         if room.computed:

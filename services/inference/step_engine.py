@@ -166,15 +166,27 @@ class StepEngine:
     def _compute(self, rows: abc.Sequence[Row]) -> list[RowResult]:
         if self._flush is not None:
             self._flush()
+        for row in rows:
+            self._copy_states(row.state_from, row.tables)
         self.prepare(rows)
         drawing = [row for row in rows if row.sample]
         with torch.inference_mode():
             logits = self.runner.logits(rows)
             spoilt, logits = self._score(rows, logits)
             drawn = draw_tokens(self._rank_group, self._drawer, logits, drawing, self.vocab_size)
+            for row in rows:
+                self._copy_states(row.tables, row.state_to)
             self._wait()
         results: dict[int, RowResult] = {id(row): each for row, each in zip(drawing, drawn, strict=True)}
         return [LogitsNotFinite() if id(row) in spoilt else results.get(id(row), ()) for row in rows]
+
+    def _copy_states(
+        self, source: abc.Sequence[abc.Sequence[int]], target: abc.Sequence[abc.Sequence[int]]
+    ) -> None:
+        """Copy the states in the pages of `source` to those of `target`, by KV group, if both have any."""
+        for cache, pages, others in zip(self.caches, source, target, strict=False):
+            if cache.group.is_state and pages and others:
+                cache.tensor[others[0]].copy_(cache.tensor[pages[0]])
 
     def _score(
         self, rows: abc.Sequence[Row], logits: torch.Tensor | None

@@ -28,70 +28,44 @@ The pages of a room in one KV group, in the order of its tokens:
 * drafts: KV of draft tokens, written to own pages beyond the output. KV of rejected drafts is overwritten
   before it is read.
 
+In a KV group of states a room has one page for its whole length. With prefix caching it may have more pages
+there: states that it stores at some positions (`stored`), which `keep` adds to the prefix cache. A room that
+begins behind a cached prefix begins with the state that is cached there (`restored`), and never writes to it.
+
 With prefix caching, `keep` adds a room's whole blocks to the prefix cache for later rooms. A room shares
 pages only with rooms of its own cache salt (`same-root-only`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from operator import add, le
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from baton.ids import PageCounts, PageId, PageTables, RoomId
 from baton.pages.errors import IllegalPageMove, OutOfPages, Truncated, added
+from baton.pages.holding import Holding, Standing
 from baton.pages.pool import PagePool, PageState
 from baton.pages.prefix_tree import UNSALTED, PrefixTree
-from baton.pages.slots import Slot, SlotPool
+from baton.pages.slots import SlotPool
 
+STATE_GAP_TOKENS: Final = 256
+"""Fewest tokens between two states that a room stores for others. To compute fewer anew costs little."""
 _Move: TypeAlias = Callable[[PagePool, Iterable[PageId]], None]
-
-
-class Standing(Enum):
-    HELD = "held"
-    EXPOSED = "exposed"
-    COMMITTED = "committed"
-    QUARANTINED = "quarantined"
-
-
-@dataclass(slots=True)
-class Holding:
-    """Memory of one room on this rank: its pages by KV group, and its metadata slot."""
-
-    pages: PageTables
-    """Page table of each KV group, in token order. Page i of a group holds the KV of tokens [i * page_tokens,
-    (i + 1) * page_tokens)."""
-    slot: Slot
-    salt: int = UNSALTED
-    """Cache salt of the room. Its tokens are looked up in the prefix cache, and added to it, under this
-    salt."""
-    shared_tokens: int = 0
-    """Number of the room's leading tokens whose pages it shares through the prefix cache. These pages were
-    cached when the room took them, or were added to the cache later."""
-    shared: PageCounts = ()
-    """Number of leading pages that are shared through the prefix cache, by KV group."""
-    exposed: PageTables = ()
-    """Own pages of this room that a peer may write to, by KV group. The room's pages after these are for
-    output tokens."""
-    standing: Standing = Standing.HELD
-    further: dict[int, PageTables] = field(default_factory=dict)
-    """Own page tables of the request's choices after choice 0 (n > 1), by choice index. Their pages come
-    after the prompt pages that the choice shares with choice 0."""
-
-    @property
-    def own(self) -> PageTables:
-        """Page tables of the pages that the room does not share through the prefix cache, by KV group."""
-        return tuple([table[shared:] for table, shared in zip(self.pages, self.shared, strict=True)])
 
 
 class Holdings:
     """KV pages and metadata slot of every room on one rank, by room id."""
 
     def __init__(
-        self, pools: Sequence[PagePool], slots: SlotPool, prefixes: PrefixTree | None = None
+        self,
+        pools: Sequence[PagePool],
+        slots: SlotPool,
+        prefixes: PrefixTree | None = None,
+        state_gap_tokens: int = STATE_GAP_TOKENS,
     ) -> None:
         """Make holdings without rooms. `pools`: page pools by KV group. `prefixes`: prefix tree over these
-        pools, or None to reuse no prefixes."""
+        pools, or None to reuse no prefixes. `state_gap_tokens`: fewest tokens between two states that a room
+        stores."""
+        self._state_gap_tokens = state_gap_tokens
         self.pools = tuple(pools)
         self.sizes: PageCounts = tuple(map(len, self.pools))
         self.slots = slots
@@ -111,7 +85,7 @@ class Holdings:
     def available(self) -> PageCounts:
         """Number of pages that could be reserved now, by KV group. Free pages count, and cached pages that no
         room uses."""
-        evictable = self.prefixes.counts(self.prefixes.evictable)
+        evictable = self._evictable()
         return tuple([pool.free + count for pool, count in zip(self.pools, evictable, strict=True)])
 
     def census(self) -> Mapping[PageState, int]:
@@ -123,16 +97,26 @@ class Holdings:
         return total
 
     def cached(self, tokens: Sequence[int], salt: int = UNSALTED) -> int:
-        """Return how many of the leading `tokens` have their KV in the prefix cache under `salt` now."""
-        return len(self.prefixes.match(tokens, salt)) * self.prefixes.block_tokens
+        """Return how many of the leading `tokens` a computation need not compute, since their KV is in the
+        prefix cache under `salt` now."""
+        way = self.prefixes.match(tokens, salt)
+        blocks = self.prefixes.with_state(way) if self.prefixes.has_states else len(way)
+        return blocks * self.prefixes.block_tokens
 
     def take(
-        self, room: RoomId, pages: PageCounts, tokens: Sequence[int] = (), salt: int = UNSALTED
+        self,
+        room: RoomId,
+        pages: PageCounts,
+        tokens: Sequence[int] = (),
+        salt: int = UNSALTED,
+        *,
+        computes: bool = False,
     ) -> Holding:
         """Reserve pages and a blank metadata slot for a room. Return its holding.
 
         `pages`: number of pages, by KV group. Leading pages come from the prefix cache if it has the KV of
-        the room's first `tokens` under `salt`. Raises OutOfPages without reserving anything.
+        the room's first `tokens` under `salt`. `computes`: whether the room's computation begins behind them,
+        which takes a cached state if the model has states. Raises OutOfPages without reserving anything.
         """
         if room in self.by_room:
             raise IllegalPageMove(f"room {room} already holds pages")
@@ -140,21 +124,49 @@ class Holdings:
         way = prefixes.match(tokens, salt)
         if way:
             way = way[: prefixes.blocks(pages)]
+        begins = computes and prefixes.has_states
+        if begins:
+            way = way[: prefixes.with_state(way)]
         shared = prefixes.counts(len(way))
         fresh = [count - known for count, known in zip(pages, shared, strict=True)]
         lacking = [count - pool.free for count, pool in zip(fresh, self.pools, strict=True)]
         if max(lacking) > 0:
-            evictable = prefixes.counts(prefixes.evictable - prefixes.idle(way))
+            evictable = self._evictable(way, begins=begins)
             if not all(map(le, lacking, evictable)):
                 told, available, sizes = map(added, (pages, self.available, self.sizes))
                 raise OutOfPages(f"{told} pages asked for, {available} available of {sizes}")
         slot = self.slots.hand_out()
+        behind = way[-1] if begins and way else None
+        restored: PageTables = ()
+        if behind is not None:
+            restored, woken = prefixes.pin_state(behind)
+            if woken:
+                self._all(PagePool.commit, restored)
         self._each(PagePool.commit, prefixes.pin(way))
         held = self._reserve(fresh)
         if way:
             held = tuple(map(add, prefixes.pages(way), held))
-        holding = self.by_room[room] = Holding(held, slot, salt, len(way) * prefixes.block_tokens, shared)
+        cached = len(way) * prefixes.block_tokens
+        holding = Holding(held, slot, salt, cached, shared, restored=restored, restored_behind=behind)
+        self.by_room[room] = holding
         return holding
+
+    def store_states(self, room: RoomId, tokens: Sequence[int]) -> Mapping[int, PageTables]:
+        """Reserve pages for states that a room stores, while half of all are available: where `tokens` leave
+        what is cached, and behind their last block. Return the pages by the number of tokens before.
+
+        Call it when no room is about to take memory that it was promised.
+        """
+        holding, prefixes = self.by_room[room], self.prefixes
+        state, last = prefixes.state_counts(1), holding.shared_tokens
+        ends = {len(prefixes.match(tokens, holding.salt)), len(tokens) // prefixes.block_tokens}
+        for at in sorted(end * prefixes.block_tokens for end in ends):
+            left = zip(self.available, self.sizes, state, strict=True)
+            has_plenty = all(2 * (count - each) >= whole for count, whole, each in left if each)
+            if at >= last + self._state_gap_tokens and has_plenty:
+                holding.stored[at] = self._reserve(state)
+                last = at
+        return holding.stored
 
     def expose(self, room: RoomId, pages: PageCounts) -> Holding:
         """Mark a room's slot and its first own pages as exposed, before a peer gets their addresses.
@@ -214,8 +226,10 @@ class Holdings:
         alone = prefixes.counts(prefixes.alone(holding.pages, self._blocks(holding)))
         held = zip(holding.pages, holding.shared, alone, strict=True)
         counts = tuple([len(table) - shared + more for table, shared, more in held])
-        for tables in holding.further.values():
+        for tables in (*holding.further.values(), *holding.stored.values()):
             counts = tuple(map(add, counts, map(len, tables)))
+        if holding.restored_behind is not None and prefixes.state_users(holding.restored_behind) == 1:
+            counts = tuple(map(add, counts, prefixes.state_counts(1)))
         return counts
 
     def keep(self, room: RoomId, tokens: Sequence[int]) -> Holding:
@@ -228,7 +242,13 @@ class Holdings:
         if holding.standing in (Standing.EXPOSED, Standing.QUARANTINED):
             raise IllegalPageMove(f"room {room}: {holding.standing.value} pages are not to be shared")
         prefixes = self.prefixes
-        entered = prefixes.enter(tokens, holding.pages, self._blocks(holding), holding.salt)
+        states = {at // prefixes.block_tokens: pages for at, pages in holding.stored.items()}
+        entered = prefixes.enter(tokens, holding.pages, self._blocks(holding), holding.salt, states)
+        for state in states.values():
+            is_added = state in entered.states
+            for move in (PagePool.commit, PagePool.cache) if is_added else (PagePool.release,):
+                self._all(move, state)
+        holding.stored.clear()
         self._each(PagePool.commit, entered.woken)
         if holding.standing is Standing.HELD:
             self._each(PagePool.commit, entered.fresh)
@@ -285,7 +305,7 @@ class Holdings:
             raise IllegalPageMove(f"room {room}: exposed memory must be committed or quarantined first")
         self._unpin(holding)
         self._all(PagePool.release, holding.pages)
-        for tables in holding.further.values():
+        for tables in (*holding.further.values(), *holding.stored.values()):
             self._all(PagePool.release, tables)
         self.slots.release(holding.slot)
         del self.by_room[room]
@@ -297,13 +317,33 @@ class Holdings:
         lacking = [count - pool.free for count, pool in zip(pages, self.pools, strict=True)]
         if max(lacking) > 0:
             self._all(PagePool.release, self.prefixes.evict(self.prefixes.blocks_for(lacking)))
+            self._evict_states(pages)
         return tuple(map(PagePool.reserve, self.pools, pages))
+
+    def _evictable(self, way: Sequence[PageId] = (), *, begins: bool = False) -> PageCounts:
+        """Return how many cached pages could be evicted, by KV group. `way`: blocks that are to be used
+        first, and if a computation `begins` behind them, the state of the last."""
+        prefixes = self.prefixes
+        is_taken = begins and way and not prefixes.state_users(way[-1])
+        blocks = prefixes.counts(prefixes.evictable - prefixes.idle(way))
+        return tuple(map(add, blocks, prefixes.state_counts(prefixes.evictable_states - bool(is_taken))))
+
+    def _evict_states(self, pages: Sequence[int]) -> None:
+        """Evict cached states until `pages` pages are free in each KV group of states."""
+        wanted = zip(pages, self.pools, self.prefixes.state_counts(1), strict=True)
+        lacking = max(count - pool.free if each else 0 for count, pool, each in wanted)
+        if lacking > 0:
+            self._all(PagePool.release, self.prefixes.evict_states(lacking))
 
     def _unpin(self, holding: Holding) -> None:
         """End a room's use of its shared pages, and remove them from its holding. The holding then has own
         pages only."""
         if holding.shared_tokens:
             way = self.prefixes.way(holding.pages, self._blocks(holding))
+            if holding.restored_behind is not None:
+                if unused := self.prefixes.unpin_state(holding.restored_behind):
+                    self._all(PagePool.cache, unused)
+                holding.restored, holding.restored_behind = (), None
             self._each(PagePool.cache, self.prefixes.unpin(way))
             holding.pages = holding.own
             holding.shared_tokens, holding.shared = 0, self.prefixes.counts(0)

@@ -10,15 +10,19 @@ A room pins every block from the root to the last one that it uses. So a block h
 its children, and becomes idle no earlier than they do. Blocks are evicted in the order in which they became
 idle. So leaves come first, and no eviction cuts the path to another block.
 
+In a model with states, a block may also have the state behind its last token, in one page of each group of
+states. A computation can begin behind such a block only (`state-at-its-end`). States are evicted by
+themselves, in the order in which they became unused, and with their blocks.
+
 The tree is deterministic: it has no clock, and its order follows from the calls alone. Ranks that make the
 same calls have the same tree, page for page. Ranks compare `digest` to find differences.
 """
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from math import lcm
 from typing import Final, NamedTuple, Protocol
 
@@ -45,6 +49,8 @@ class Entered(NamedTuple):
     spared: PageTables
     """Pages of the room that it no longer needs, by KV group, because another room has added an equal block.
     () if there are none."""
+    states: tuple[PageTables, ...] = ()
+    """Pages of each state that was added to the tree, by KV group. No room uses them yet."""
 
 
 @dataclass(slots=True)
@@ -54,6 +60,9 @@ class _Known:
     sign: int
     """Number by which this block contributes to the digest of the tree."""
     users: int = 0
+    states: PageTables = ()
+    """Pages of the state behind the block's last token, by KV group. () if it has none."""
+    state_users: int = 0
 
 
 class TreeListener(Protocol):
@@ -72,9 +81,13 @@ class PrefixTree:
     pools."""
 
     def __init__(self, page_tokens: Sequence[int]) -> None:
-        """Make an empty tree. `page_tokens`: tokens per page, by KV group. 0 for every group disables the
-        cache."""
-        self.block_tokens = lcm(*page_tokens)
+        """Make an empty tree. `page_tokens`: tokens per page, by KV group. 0 for a group of states, and for
+        every group to disable the cache."""
+        grow = [size for size in page_tokens if size]
+        self.block_tokens = lcm(*grow) if grow else 0
+        self._of_states = tuple([int(bool(grow) and not size) for size in page_tokens])
+        """Number of pages of one state, by KV group."""
+        self.has_states = any(self._of_states)
         self._each = tuple(self.block_tokens // size if size else 0 for size in page_tokens)
         """Number of pages per block, by KV group."""
         self._no_counts: PageCounts = (0,) * len(self._each)
@@ -83,6 +96,9 @@ class PrefixTree:
         self._below: dict[BlockKey, PageId] = {}
         self._idle: OrderedDict[PageId, None] = OrderedDict()
         """Ids of the blocks that no room uses, in the order in which they will be evicted."""
+        self._idle_states: OrderedDict[PageId, None] = OrderedDict()
+        """Ids of the blocks with a state that no room uses, in the order in which the states will be
+        evicted."""
         self.listener: TreeListener | None = None
         self.digest = 0
         """Digest of all cached pages and their tokens. Ranks with different trees have different digests,
@@ -97,6 +113,10 @@ class PrefixTree:
     @property
     def evictable(self) -> int:
         return len(self._idle)
+
+    @property
+    def evictable_states(self) -> int:
+        return len(self._idle_states)
 
     def users(self, block: PageId) -> int:
         """Return how many rooms use a block of the tree. `block`: id of the block."""
@@ -125,7 +145,7 @@ class PrefixTree:
     def blocks(self, pages: PageCounts) -> int:
         """Return the largest number of blocks that `pages` pages suffice for. `pages`: number of pages, by KV
         group."""
-        return min([count // each if each else 0 for count, each in zip(pages, self._each, strict=True)])
+        return min([count // each for count, each in zip(pages, self._each, strict=True) if each], default=0)
 
     def blocks_for(self, pages: Sequence[int]) -> int:
         """Return the smallest number of blocks that have at least `pages` pages. `pages`: number of pages, by
@@ -144,6 +164,37 @@ class PrefixTree:
             found.append(block)
             before = block
         return tuple(found)
+
+    def state_counts(self, states: int) -> PageCounts:
+        """Return the number of pages that `states` states have, by KV group."""
+        return tuple([states * each for each in self._of_states])
+
+    def with_state(self, way: Sequence[PageId]) -> int:
+        """Return how many leading blocks of `way` there are up to the last one with a state."""
+        return next((end for end in range(len(way), 0, -1) if self._blocks[way[end - 1]].states), 0)
+
+    def pin_state(self, block: PageId) -> tuple[PageTables, bool]:
+        """Count one more user of a block's state, so that it is not evicted. Return its pages by KV group,
+        and whether no room used it before."""
+        known = self._blocks[block]
+        known.state_users += 1
+        self._idle_states.pop(block, None)
+        return known.states, known.state_users == 1
+
+    def unpin_state(self, block: PageId) -> PageTables:
+        """Remove one user of a block's state. Return its pages by KV group, or () if others use it."""
+        known = self._blocks[block]
+        if known.state_users == 0:
+            raise IllegalPageMove(f"the state of block {block}: unpinned more often than pinned")
+        known.state_users -= 1
+        if known.state_users:
+            return ()
+        self._idle_states[block] = None
+        return known.states
+
+    def state_users(self, block: PageId) -> int:
+        """Return how many rooms use the state behind a block of the tree."""
+        return self._blocks[block].state_users
 
     def idle(self, blocks: Sequence[PageId]) -> int:
         """Return how many of these blocks no room uses. `blocks`: ids of blocks of the tree."""
@@ -182,12 +233,20 @@ class PrefixTree:
         tables of the room."""
         return pages[0][: blocks * self._each[0] : self._each[0]] if blocks else ()
 
-    def enter(self, tokens: Sequence[int], pages: PageTables, pinned: int, salt: int = UNSALTED) -> Entered:
+    def enter(
+        self,
+        tokens: Sequence[int],
+        pages: PageTables,
+        pinned: int,
+        salt: int = UNSALTED,
+        states: Mapping[int, PageTables] | None = None,
+    ) -> Entered:
         """Add the whole blocks of a room's pages to the tree, and pin them for the room.
 
         `tokens`: token ids whose KV is in `pages`. `pages`: page tables of the room, which are not written
         any more. `pinned`: number of leading blocks that the room has already pinned under `salt`. If another
         room has added an equal block meanwhile, that block is pinned, and the room no longer needs its own.
+        `states`: pages of states of the room, by the number of blocks before them.
         """
         way = list(self.way(pages, pinned))
         entered: list[PageId] = []
@@ -211,7 +270,19 @@ class PrefixTree:
             way.append(block)
             before = block
         woken = self.pin(way[pinned:])
-        return Entered(tuple(way), tuple(entered), woken, self._joined(spared) if spared else ())
+        added = self._add_states(way, states) if states else ()
+        return Entered(tuple(way), tuple(entered), woken, self._joined(spared) if spared else (), added)
+
+    def _add_states(self, way: Sequence[PageId], states: Mapping[int, PageTables]) -> tuple[PageTables, ...]:
+        """Give blocks of `way` the states that they lack. Return the pages of these states."""
+        added: list[PageTables] = []
+        for end, pages in sorted(states.items()):
+            known = self._blocks[way[end - 1]] if end <= len(way) else None
+            if known is not None and not known.states:
+                known.states = pages
+                self._idle_states[way[end - 1]] = None
+                added.append(pages)
+        return tuple(added)
 
     def evict(self, count: int) -> PageTables:
         """Remove the `count` blocks that have been unused for longest. Return their pages, by KV group.
@@ -221,7 +292,20 @@ class PrefixTree:
         given_up = [self._blocks.pop(self._idle.popitem(last=False)[0]) for _ in range(count)]
         for known in given_up:
             self._unlink(known)
-        return self._joined([known.pages for known in given_up])
+            self._idle_states.pop(known.pages[0][0], None)
+        states = [known.states for known in given_up if known.states]
+        return self._joined([*[known.pages for known in given_up], *states])
+
+    def evict_states(self, count: int) -> PageTables:
+        """Remove the `count` states that have been unused for longest. Return their pages, by KV group.
+        Raises OutOfPages if fewer are unused."""
+        if count > len(self._idle_states):
+            raise OutOfPages(f"{count} states to give up, {len(self._idle_states)} are not in use")
+        blocks = [self._blocks[self._idle_states.popitem(last=False)[0]] for _ in range(count)]
+        given_up = [block.states for block in blocks]
+        for block in blocks:
+            block.states = ()
+        return self._joined(given_up)
 
     def distrust(self, block: PageId) -> None:
         """Hide a block and its children from lookups, because its contents may be wrong. Their pages are
@@ -248,7 +332,10 @@ class PrefixTree:
         """Divide a room's page tables into blocks. Yield the pages of each whole block, by KV group, without
         the first `known` blocks. Inverse of `_joined`."""
         tables = zip(pages, self._each, strict=True)
-        cut = [zip(*[iter(table[known * each :])] * each, strict=False) for table, each in tables]
+        cut: list[Iterable[tuple[PageId, ...]]] = [
+            zip(*[iter(table[known * each :])] * each, strict=False) if each else repeat(())
+            for table, each in tables
+        ]
         return zip(*cut, strict=False)
 
     def _joined(self, blocks: Sequence[PageTables]) -> PageTables:

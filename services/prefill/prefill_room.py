@@ -1,7 +1,7 @@
 """Record of a room on a prefill worker, with fields for the engine, the transfer and the caller."""
 
 from collections import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from baton.engine_interface import PromptScores, Row, Sequence
@@ -47,7 +47,10 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
         return 0 if summed is None else nonzero_sum(summed.of(heads))
 
     def prompt_row(self, start: int, stop: int) -> Row:
-        return Row(self.sequence, start, stop, self.pages, stop == self.request.prefill_tokens)
+        restored = self.restored if start == self.cached else ()
+        stored = (self.stored or {}).get(stop, ())
+        row = Row(self.sequence, start, stop, self.pages, stop == self.request.prefill_tokens)
+        return replace(row, state_from=restored, state_to=stored) if restored or stored else row
 
     @property
     def scored(self) -> int:

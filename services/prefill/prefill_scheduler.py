@@ -50,6 +50,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
 
     def start(self) -> None:
         """Start the next step if a prompt is to be computed. Call it only while `free`."""
+        self._sending.store_states()
         computable = (room for room in self._sending.roster if room.computable)
         self._left = self._prompt_budget.chunk_tokens(self._chunk_tokens)
         costs = self.cost.agreed
@@ -60,6 +61,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
             fixed_tokens=costs.fixed_tokens,
             score_price=costs.score_price,
             whole=self._ports.bounds.whole_prompts,
+            ends=lambda room: room.stored or (),
         )
         self._start(parts, [part.row for part in parts])
 

@@ -13,6 +13,7 @@ from baton.engine_interface import EngineFacts
 from baton.grammars.grammar_cache import GrammarCache
 from baton.grammars.vocabulary import read_vocabulary
 from baton.inference.collectives import Collectives, alone
+from baton.inference.group_exchange import GROUPS_BYTES, decode_groups, encode_groups
 from baton.inference.kv_memory import divide_memory
 from baton.inference.remote_writes import flush_for
 from baton.inference.step_engine import StepEngine, drawing_rank
@@ -77,11 +78,12 @@ def _agree_on_groups(model: ModelWorker, facts: ModelFacts, rank_group: Collecti
     Raises StartupError if a stage of a pipeline has no layer of a group.
     """
     mine, ranks = model.kv_groups(facts.context_length), rank_group.topology.ranks
-    parts = [mine]
+    parts: list[Sequence[KvGroup]] = [mine]
     if rank_group.topology.pipeline > 1:
         rank_group.minimum(0)  # all ranks have loaded their parts
-        parts = [mine] * ranks
-        torch.distributed.all_gather_object(parts, mine)
+        tables = [torch.zeros(GROUPS_BYTES, dtype=torch.uint8) for _ in range(ranks)]
+        torch.distributed.all_gather(tables, encode_groups(mine))
+        parts = [decode_groups(table) for table in tables]
     groups = merge_groups(group for part in parts for group in part)
     index = {replace(each, layers=()): number for number, each in enumerate(mine)}
     order = [index.get(replace(each, layers=()), -1) for each in groups]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton.engine_interface import Grammars
 from baton.ids import Incarnation
-from baton.pages.holdings import Holdings
+from baton.pages.holdings import STATE_GAP_TOKENS, Holdings
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.kv_event_log import KvEventLog
 from baton.pages.layout import KvLayout
@@ -49,17 +49,20 @@ class RankMemory:
         room_limit: int,
         *,
         keeps_prefixes: bool = False,
+        state_gap_tokens: int = STATE_GAP_TOKENS,
     ) -> "RankMemory":
         """Make the memory of a rank: metadata slots, and holdings without rooms.
 
         `pages`: number of pages in each of `caches`. `room_limit`: most rooms at a time, each with a slot.
         `keeps_prefixes`: whether the pages of finished rooms are cached, for rooms that begin with the same
-        tokens. They are not if the model has states, since no state of an earlier position is stored.
+        tokens. `state_gap_tokens`: see `Holdings`.
         """
         slots = HostMemory(room_limit * SLOT_BYTES)
         pools = [PagePool(count) for count in pages]
-        prefixes = PrefixTree(layout.page_tokens) if keeps_prefixes and not layout.states else None
-        return cls(caches, slots, Holdings(pools, SlotPool(slots.view), prefixes))
+        sizes = [0 if group.is_state else group.page_tokens for group in layout.groups]
+        has_more = sizes[0] and all(count > 1 for count, size in zip(pages, sizes, strict=True) if not size)
+        prefixes = PrefixTree(sizes) if keeps_prefixes and has_more else None
+        return cls(caches, slots, Holdings(pools, SlotPool(slots.view), prefixes, state_gap_tokens))
 
     def log_prefixes(self) -> KvEventLog | None:
         """Log the changes of the prefix cache from now on, while it is empty. Return the log, or None without

@@ -18,13 +18,14 @@ last chunk of a prompt of several steps is a small one.
 The choice is pure: equal tables give the same step on every rank.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from operator import eq
 from typing import Final, Generic, Protocol, TypeVar
 
 from baton.engine_interface import Row
+from baton.pages.transfer_plan import POSITIONS_MAX
 from baton.rooms.request import Request
 
 STEPS_MIN: Final = 4
@@ -93,6 +94,7 @@ def next_chunks(
     fixed_tokens: int | None = None,
     score_price: int = 0,
     whole: bool = False,
+    ends: Callable[[P], Iterable[int]] | None = None,
 ) -> list[PromptChunk[P]]:
     """Return the prompt chunks of the next step.
 
@@ -100,7 +102,8 @@ def next_chunks(
     prompts, whose logits take memory. `sent`: whether the KV is written to a receiver. `fixed_tokens`: number
     of prompt tokens that take as long as an empty step. None: unknown, and the whole budget is used.
     `score_price`: additional cost of a scored token, in thousandths of a token. `whole`: prompts have one
-    chunk, whatever the budget, and one of them is computed in a step.
+    chunk, whatever the budget, and one of them is computed in a step. `ends`: returns positions of a room's
+    prompt at which a chunk has to end.
     """
     waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
     if not waiting:
@@ -109,6 +112,9 @@ def next_chunks(
         return [PromptChunk(waiting[0], waiting[0].computed, waiting[0].request.prefill_tokens)]
     rest = [room.request.prefill_tokens - room.computed for room in waiting]
     left = [_before_the_last(room, budget_tokens) for room in waiting] if sent else list(rest)
+    if ends is not None:
+        nexts = (next_end(room.computed, ends(room)) for room in waiting)
+        left = [min(count, end) for count, end in zip(left, nexts, strict=True)]
     scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]
     for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
         left[place] = count
@@ -183,6 +189,12 @@ def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
     take(sorted(by_age, key=left.__getitem__), budget_tokens - sum(takes), whole=True)
     take(by_age, budget_tokens - sum(takes))
     return takes
+
+
+def next_end(computed: int, ends: Iterable[int]) -> int:
+    """Return how many tokens there are from position `computed` to the next of the positions `ends`, or a
+    very large number."""
+    return min((end - computed for end in ends if end > computed), default=POSITIONS_MAX)
 
 
 def _before_the_last(room: PromptRoom, budget_tokens: int) -> int:

@@ -12,8 +12,8 @@ from baton.handover.receiving_room import ReceivingRoom
 from baton.handover.receiving_side import ReceivingSide
 from baton.handover.requests import ClaimRoom, Close, Grant, Join, Outcome, SumPages
 from baton.ids import Generation, Incarnation, PageTables, RoomId
+from baton.pages.holding import Standing as Held
 from baton.pages.holdings import Holdings
-from baton.pages.holdings import Standing as Held
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PagePool
 from baton.pages.prefix_tree import PrefixTree

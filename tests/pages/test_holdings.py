@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from baton.ids import PageCounts, PageId, PageTables, RoomId
 from baton.pages.errors import IllegalPageMove, OutOfPages, Truncated
-from baton.pages.holdings import Holding, Holdings, Standing
+from baton.pages.holding import Holding, Standing
+from baton.pages.holdings import Holdings
 from baton.pages.pool import PagePool, PageState
 from baton.pages.prefix_tree import PrefixTree
 from baton.pages.record import SLOT_BYTES

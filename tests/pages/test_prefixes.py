@@ -69,8 +69,8 @@ def test_divergence_detected_a_salt_is_in_the_digest() -> None:
 
 def test_the_page_entered_first_stays_and_its_other_is_the_rooms_own() -> None:
     tree = PrefixTree((SIZE,))
-    assert tree.enter((1, 2), (page_ids(10),), 0) == ((10,), (10,), (), ())
-    assert tree.enter((1, 2, 3, 4), (page_ids(20, 21),), 0) == ((10, 21), (21,), (), ((20,),))
+    assert tree.enter((1, 2), (page_ids(10),), 0) == ((10,), (10,), (), (), ())
+    assert tree.enter((1, 2, 3, 4), (page_ids(20, 21),), 0) == ((10, 21), (21,), (), ((20,),), ())
     assert (tree.users(PageId(10)), tree.users(PageId(21))) == (2, 1)
     assert PageId(20) not in tree
     tree.unpin(page_ids(10))
@@ -154,7 +154,7 @@ def test_a_room_that_has_begun_with_what_is_distrusted_is_followed_by_nobody() -
 
 def test_a_tree_of_no_page_size_knows_nothing() -> None:
     tree = PrefixTree((0,))
-    assert tree.enter((1, 2), (page_ids(10),), 0) == ((), (), (), ())
+    assert tree.enter((1, 2), (page_ids(10),), 0) == ((), (), (), (), ())
     assert tree.match((1, 2)) == ()
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from baton.ids import Incarnation, RoomId
-from baton.pages.holdings import Holding, Holdings
+from baton.pages.holding import Holding
+from baton.pages.holdings import Holdings
 from baton.pages.pool import PageState
 from baton.rooms.errors import PeerFault
 from baton.rooms.phases import Phase

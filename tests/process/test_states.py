@@ -1,5 +1,6 @@
 """Tests of models whose layers have states, on two workers of each side."""
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any, Final
 
 import pytest
 
+from tests.http import web
 from tests.models.eight_heads import STATES, VOCABULARY, states
 from tests.oracle import reference_greedy
 from tests.process.load import any_prompts
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.process.test_failover import Killer, several
+from tests.process.test_failover import ANSWER_S, Killer, model_of, several
 from tests.support.shared import Shared
 
 LENGTHS: Final = (1, 16, 17, 100, 257)
@@ -68,4 +70,29 @@ def test_two_choices_go_on_token_for_token_when_their_decode_worker_is_killed(
     assert broken == [greedy, greedy]
     stack.restart(killer.victim)
     stack.wait_ready(4)
+    stack.wait_idle(start)
+
+
+def test_prompts_that_begin_alike_begin_with_a_cached_state(stack: Stack, model: Path) -> None:
+    """States are stored behind a prompt's last block, and where it leaves one that is cached.
+
+    Each prefill worker has a cache of its own. A model without pages has none.
+    """
+    start = stack.idle_gauges()
+    whole, *others = any_prompts([400, 60, 60, 60], VOCABULARY, seed=9)
+    prompts = [whole, *([*whole[:300], *other] for other in others)]
+    expected = reference_greedy(model, prompts, OUTPUT_TOKENS)
+    cached: list[int] = []
+    for prompt, answer in zip(prompts, expected, strict=True):
+        for _ in range(3):
+            body = {"model": model_of(stack), "prompt": prompt, "max_tokens": OUTPUT_TOKENS}
+            more = {"ignore_eos": True, "temperature": 0, "return_token_ids": True}
+            reply = web().post(f"{stack.url}/v1/completions", json={**body, **more}, timeout=ANSWER_S).json()
+            assert reply["choices"][0]["token_ids"][: len(answer)] == answer
+            cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+    if json.loads((model / "config.json").read_text())["model_type"] == "mamba2":
+        assert max(cached) == 0
+    else:
+        assert max(cached[:3]) == 384, "the whole blocks of an equal prompt, but for its last token"
+        assert set(cached[3:]) == {0, 288}, "where the others leave the first one"
     stack.wait_idle(start)

@@ -268,12 +268,9 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         found += _held(name, "holdings", len(holdings))
         found += _held(name, "pages", sum(holdings.sizes) - sum(holdings.available))
         found += _held(name, "prefixes in use", len(holdings.prefixes) - holdings.prefixes.evictable)
-        cached = holdings.census()[PageState.CACHED]
-        found += _held(
-            name,
-            "cached pages that no tokens lead to",
-            cached - sum(holdings.prefixes.counts(len(holdings.prefixes))),
-        )
+        tree, cached = holdings.prefixes, holdings.census()[PageState.CACHED]
+        known = sum(tree.counts(len(tree))) + sum(tree.state_counts(tree.evictable_states))
+        found += _held(name, "cached pages that no tokens lead to", cached - known)
         if isinstance(work, PrefillWork):
             found += _held(name, "grants that wait for their rooms", len(work.early))
         else:

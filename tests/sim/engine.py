@@ -183,11 +183,12 @@ class SimulatedEngine:
             if row.sequence in self._released:
                 self._unreleased(f"request {row.sequence.request.request_id} has a row after its release")
         self._read(rows, "starts")
-        for row in rows if self._states is not None else ():
-            if row.start:
-                self._check_state(
-                    row.sequence.request, row.tables, row.sequence.tokens(0, row.start), "a step"
-                )
+        for row in rows:
+            if row.state_from and self._states is not None:
+                self._states.copy(row.state_from[1][0], row.tables[1][0])
+            if row.start and self._states is not None:
+                known = row.sequence.tokens(0, row.start)
+                self._check_state(row.sequence.request, row.tables, known, "a step starts")
         noise = _NOISE * self._page_bytes
         for row in rows:
             for first in range(row.start - row.start % self._size, row.end, self._size):
@@ -210,6 +211,8 @@ class SimulatedEngine:
             if self._states is not None:
                 self._check_state(row.sequence.request, row.tables, (), "a step ends")
                 self._states.write(row.tables[1][0], fed)
+                if row.state_to:
+                    self._states.copy(row.tables[1][0], row.state_to[1][0])
             summed = row.sequence.page_sum
             if summed is not None and summed.stop < row.stop:
                 summed.add(self._model.summed(known, summed.stop), row.stop)
@@ -252,7 +255,7 @@ class SimulatedEngine:
         tables: Sequence[Sequence[int]],
         known: Sequence[int],
         when: str,
-        invariant: str = "choices-apart",
+        invariant: str = "stale-never-served",
     ) -> None:
         (page,) = tables[1]
         if self._states is not None and not self._states.holds(page, known):

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.ids import Incarnation, PageId, RoomId
-from baton.pages.holdings import Holding, Holdings, Standing
+from baton.pages.holding import Holding, Standing
+from baton.pages.holdings import Holdings
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
 from baton.runtime.host_memory import HostMemory
 from baton.testing.memory_fabric import MemoryFabric, Write, due_next

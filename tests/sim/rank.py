@@ -292,7 +292,9 @@ def make_rank(
     )
     places = shape.places + CANARY_ROOMS
     caches = [engine.memory] if states is None else [engine.memory, states.memory]
-    memory = RankMemory.of(caches, worker_shape.pages, layout, places, keeps_prefixes=shape.reuse)
+    memory = RankMemory.of(
+        caches, worker_shape.pages, layout, places, keeps_prefixes=shape.reuse, state_gap_tokens=PAGE_TOKENS
+    )
     bank = Bank(
         process.name,
         process.host,

@@ -42,6 +42,9 @@ class SimulatedStates:
         """Write the state behind `known` to a page. No tokens stand for the noise in a step."""
         self._of(page)[:] = self.right(known)
 
+    def copy(self, source: int, target: int) -> None:
+        self._of(target)[:] = self._of(source)
+
     def summed(self, content: bytes | memoryview) -> int:
         """Return the checksum of a state, each layer of it one vector, as `page_checksum` computes it."""
         width, total = word_bytes(self._layer_bytes), 0

@@ -15,7 +15,8 @@ from baton.handover.requests import Grant
 from baton.handover.sending_room import SendingRoom
 from baton.handover.sending_side import SendingSide
 from baton.ids import Generation, Incarnation, RoomId
-from baton.pages.holdings import Holdings, Standing
+from baton.pages.holding import Standing
+from baton.pages.holdings import Holdings
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PagePool
 from baton.pages.prefix_tree import PrefixTree
