@@ -20,6 +20,16 @@ LENGTHS: Final = (1, 16, 17, 100, 257)
 OUTPUT_TOKENS: Final = 40
 
 
+PAGE_TOKENS: Final = 16
+PAGE_BYTES: Final = {"qwen3_next": PAGE_TOKENS * 2 * 2 * 16 * 4, "mamba2": 0}
+"""Bytes of a page of keys and values: one layer, and two heads, of 16 numbers each."""
+STATE_BYTES: Final = {
+    "qwen3_next": 3 * (128 * 4 + 4 * 16 * 16) * 4,
+    "mamba2": 2 * (384 * 4 + 8 * 16 * 16) * 4,
+}
+"""Bytes of a sequence's state: convolution and recurrent states of all layers, in float32."""
+
+
 @pytest.fixture(scope="module", params=list(STATES))
 def model(
     request: pytest.FixtureRequest, demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
@@ -46,6 +56,16 @@ def stack(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
     return stacks.lend(request.node)
 
 
+def model_type(model: Path) -> str:
+    return str(json.loads((model / "config.json").read_text())["model_type"])
+
+
+def sent(stack: Stack) -> int:
+    """Return the bytes of pages and states that all prefill workers have sent."""
+    workers = [each for name, each in stack.services.items() if name.startswith("prefill")]
+    return int(sum(worker.total("baton_kv_transfer_bytes_total") for worker in workers))
+
+
 def test_answers_are_those_of_generate(stack: Stack, model: Path) -> None:
     """Each prompt is computed in chunks, and its states are handed over with its pages."""
     prompts = any_prompts(LENGTHS, VOCABULARY)
@@ -53,6 +73,19 @@ def test_answers_are_those_of_generate(stack: Stack, model: Path) -> None:
     body: dict[str, Any] = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0}
     for prompt, answer in zip(prompts, expected, strict=True):
         assert several(stack, prompt=prompt, **body, n=1)[0] == [answer]
+
+
+def test_a_hand_over_sends_the_state_of_a_sequence_once(stack: Stack, model: Path) -> None:
+    """However long the prompt is, the bytes beside its pages of keys and values are the same."""
+    kind, states = model_type(model), []
+    for prompt in any_prompts([40, 200, 555], VOCABULARY, seed=31):
+        before = sent(stack)
+        body = {"model": model_of(stack), "prompt": prompt, "max_tokens": 2, "temperature": 0}
+        assert web().post(f"{stack.url}/v1/completions", json=body, timeout=ANSWER_S).status_code == 200
+        pages = -(-len(prompt) // PAGE_TOKENS)
+        states.append(sent(stack) - before - pages * PAGE_BYTES[kind])
+    assert len(set(states)) == 1
+    assert states[0] == STATE_BYTES[kind]
 
 
 def test_two_choices_go_on_token_for_token_when_their_decode_worker_is_killed(
@@ -90,7 +123,7 @@ def test_prompts_that_begin_alike_begin_with_a_cached_state(stack: Stack, model:
             reply = web().post(f"{stack.url}/v1/completions", json={**body, **more}, timeout=ANSWER_S).json()
             assert reply["choices"][0]["token_ids"][: len(answer)] == answer
             cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
-    if json.loads((model / "config.json").read_text())["model_type"] == "mamba2":
+    if model_type(model) == "mamba2":
         assert max(cached) == 0
     else:
         assert max(cached[:3]) == 384, "the whole blocks of an equal prompt, but for its last token"
