@@ -10,7 +10,7 @@ import transformers
 
 from tests.models.comparison import Outcome, TrialVerdict
 from tests.models.recipes import causal_types, container_types
-from tests.models.released import RELEASED
+from tests.models.released import FAMILIES, RELEASED
 from tests.models.vllm_outcomes import VllmOutcomes
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
@@ -48,7 +48,18 @@ prefix if no layer has a state. `make verify-models` does the same and compares 
   [engine.md](engine.md#ways-of-computing-a-step).
 
 Of {types} types of language models {equal} are served, and of {containers} types that read more {texts}.
+"""
+BY_FAMILY: Final = """
+## By family
 
+Families that are deployed with prefill and decode apart. Of {families} the torch engine serves {torch},
+and vLLM's engine on CPUs is equal for {vllm}. {neither} have neither. A family counts if one of its
+types does.
+
+| family | `model_type` | its layers can have | torch engine | vLLM's engine |
+|---|---|---|---|---|
+"""
+BY_NAME: Final = """
 ## By name
 
 A name stands for its family.
@@ -129,11 +140,13 @@ def rendered(outcomes: Mapping[str, Outcome]) -> str:
         version=transformers.__version__,
         rewrite=REWRITE,
         types=len(causal),
-        equal=_equal(outcomes, causal),
+        equal=len(_equal(outcomes).intersection(causal)),
         containers=len(containers),
-        texts=_equal(outcomes, containers),
+        texts=len(_equal(outcomes).intersection(containers)),
     )
-    lines = [told.rstrip("\n")]
+    lines = told.rstrip("\n").split("\n")
+    lines += family_section(outcomes, recorded)
+    lines += BY_NAME.rstrip("\n").split("\n")
     lines += (
         f"| {name} | {_code(kind)} | {stored} | {_told(outcomes[kind])} | {cell(recorded, kind)} |"
         for name, kind, stored in RELEASED
@@ -149,6 +162,37 @@ def rendered(outcomes: Mapping[str, Outcome]) -> str:
     lines += grouped((kind, words) for kind, each in outcomes.items() for words in set(each.ranks) if words)
     lines += vllm_section(recorded)
     return "\n".join(lines) + "\n"
+
+
+def family_section(outcomes: Mapping[str, Outcome], recorded: VllmOutcomes) -> list[str]:
+    """Return the lines on families. `outcomes`: on the torch engine, by type."""
+    torch, vllm = (
+        {name for name, kinds in FAMILIES if any(kind in equal for kind in kinds)}
+        for equal in (_equal(outcomes), _equal(recorded.types))
+    )
+    neither = len(FAMILIES) - len(torch | vllm)
+    text = BY_FAMILY.format(families=len(FAMILIES), torch=len(torch), vllm=len(vllm), neither=neither)
+    return [*text.rstrip("\n").split("\n"), *(_family(*each, outcomes, recorded) for each in FAMILIES)]
+
+
+def _family(name: str, kinds: Sequence[str], outcomes: Mapping[str, Outcome], recorded: VllmOutcomes) -> str:
+    served = [kind for kind in kinds if kind in _equal(outcomes)]
+    features = dict.fromkeys(each for kind in served for each in outcomes[kind].sights)
+    cells = (
+        name,
+        ", ".join(map(_code, kinds)),
+        (", ".join(features) or "full attention") if served else UNKNOWN,
+        _by_type({kind: _told(outcomes[kind]) if kind in outcomes else UNKNOWN for kind in kinds}),
+        _by_type({kind: cell(recorded, kind) for kind in kinds}),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _by_type(cells: Mapping[str, str]) -> str:
+    """Return the text of cells by type: once if they are all the same."""
+    if len(set(cells.values())) == 1:
+        return next(iter(cells.values()))
+    return ", ".join(f"{_code(kind)} {text}" for kind, text in cells.items())
 
 
 def cell(recorded: VllmOutcomes, kind: str) -> str:
@@ -175,8 +219,8 @@ def vllm_section(recorded: VllmOutcomes) -> list[str]:
     return lines
 
 
-def _equal(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> int:
-    return sum(outcomes[kind].verdict is TrialVerdict.EQUAL for kind in kinds)
+def _equal(outcomes: Mapping[str, Outcome]) -> set[str]:
+    return {kind for kind, each in outcomes.items() if each.verdict is TrialVerdict.EQUAL}
 
 
 def rows_of(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> Iterator[str]:

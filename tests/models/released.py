@@ -105,3 +105,38 @@ RELEASED: Final[tuple[tuple[str, str, str], ...]] = (
     ("stabilityai/stablelm-2-1_6b", "stablelm", ""),
 )
 """(name, type, how its weights are stored where they are quantised)"""
+
+FAMILIES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("Llama 3", ("llama",)),
+    ("Qwen2, Qwen2.5", ("qwen2",)),
+    ("Qwen3", ("qwen3", "qwen3_moe")),
+    ("Mistral, Mixtral", ("mistral", "mixtral")),
+    ("Phi-3, Phi-4", ("phi3",)),
+    ("GLM-4 to 4.6", ("glm4", "glm4_moe")),
+    ("ERNIE 4.5", ("ernie4_5_moe",)),
+    ("Hunyuan", ("hunyuan_v1_moe",)),
+    ("MiniMax-M2", ("minimax_m2",)),
+    ("gpt-oss", ("gpt_oss",)),
+    ("Gemma 3", ("gemma3_text",)),
+    ("Llama 4", ("llama4_text",)),
+    ("DeepSeek V2, V3, R1", ("deepseek_v2", "deepseek_v3")),
+    ("Kimi K2", ("kimi_k2", "kimi_k25")),
+    ("GLM-4.7-Flash", ("glm4_moe_lite",)),
+    ("LongCat-Flash", ("longcat_flash",)),
+    ("Kimi Linear", ("kimi_linear",)),
+    ("Qwen3-Next", ("qwen3_next",)),
+    ("Qwen3.5", ("qwen3_5", "qwen3_5_moe")),
+    ("Nemotron-H", ("nemotron_h",)),
+    ("Granite 4 H", ("granitemoehybrid",)),
+    ("Falcon-H1", ("falcon_h1",)),
+    ("LFM2", ("lfm2", "lfm2_moe")),
+    ("MiniMax-Text-01", ("minimax",)),
+    ("Gemma 4", ("gemma4_text",)),
+    ("MiMo-V2-Flash", ("mimo_v2_flash",)),
+    ("Step 3.7", ("step3p7",)),
+    ("DeepSeek V3.2", ("deepseek_v32",)),
+    ("GLM-5", ("glm_moe_dsa",)),
+    ("DeepSeek V4", ("deepseek_v4",)),
+    ("MiniMax-M3", ("minimax_m3_vl_text",)),
+)
+"""Families that are deployed with prefill and decode apart, with their types."""

@@ -17,7 +17,7 @@ from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
 from tests.models import recipes
 from tests.models.comparison import Outcome, TrialVerdict, prompts
-from tests.models.page import PAGE, REWRITE, cell, rendered, rows_of, vllm_section
+from tests.models.page import NOT_SERVED, PAGE, REWRITE, cell, family_section, rendered, rows_of, vllm_section
 from tests.models.recipes import VOCABULARY
 from tests.models.sweep import all_types
 from tests.models.trial import differences, generated, loaded, try_model
@@ -59,6 +59,11 @@ def test_the_page_has_the_recorded_outcomes_on_vllms_engine() -> None:
     assert len({kind for kind, each in cells.items() if each == TrialVerdict.EQUAL.value}) > 60
 
 
+def test_the_table_of_families_is_of_the_page_s_other_tables() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert "\n".join(family_section(outcomes_of(text), VllmOutcomes.read())) + "\n" in text
+
+
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_answers_are_those_of_generate(tmp_path: Path, kind: str) -> None:
     """Alone and together, in long and short chunks, after a hand-over, and behind another's prefix."""
@@ -82,6 +87,20 @@ def rows(text: str) -> dict[str, str]:
     """Lines of the page's tables of what is served, by type."""
     served = re.finditer(r"^\| `([^`]+)` \| .*\| (?:yes|no) \| [^|]* \|$", text, re.MULTILINE)
     return {found[1]: found[0] for found in served}
+
+
+def outcomes_of(text: str) -> dict[str, Outcome]:
+    """Outcomes of the types that the page says are served or refused."""
+    outcomes = {}
+    for kind, row in rows(text).items():
+        _, words, sights, *_ = row.removeprefix("| ").split(" | ")
+        features = tuple(each for each in sights.split(", ") if each)
+        outcomes[kind] = Outcome(TrialVerdict.EQUAL, words, features)
+    for line in text.partition(NOT_SERVED)[2].partition("\n\n")[0].splitlines():
+        _, words, kinds, _ = line.split("|")
+        for kind in re.findall("`(.*?)`", kinds):
+            outcomes[kind] = Outcome(TrialVerdict.REFUSED, words.strip())
+    return outcomes
 
 
 def swept(kinds: Sequence[str] = ()) -> dict[str, Outcome]:
