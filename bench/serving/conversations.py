@@ -51,6 +51,7 @@ def conversations(
     """
     import uvloop
 
+    from baton.cli.load_client import RequestFailed
     from baton.runtime.errors import StartupError
     from baton.runtime.service_process import report_startup_error
     from bench.serving.stack import running
@@ -64,6 +65,8 @@ def conversations(
                 stacks[str(number)] = uvloop.run(_measure(url, plan))
     except StartupError as error:
         raise typer.Exit(report_startup_error(error)) from None
+    except RequestFailed as error:
+        raise typer.Exit(report_startup_error(StartupError(f"a request of {url} failed: {error}"))) from None
     hits = [each["hits"] for each in stacks.values()]
     body = {"workers": workers, "talks": talks, "turns": turns, "flags": flags, "seed": seed}
     ratio = round(hits[-1] / hits[0], 3) if hits[0] else None
