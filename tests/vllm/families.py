@@ -192,8 +192,6 @@ FAMILIES: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
 """Configurations by the name of the family."""
 LATENT_FAMILIES: Final = frozenset({"deepseek_v3", "kimi_k2"})
 """Families with multi-head latent attention."""
-STATE_FAMILIES: Final = frozenset({"falcon_h1", "qwen3_next"})
-"""Families with states, which no later request can begin with."""
 IN_BFLOAT16: Final = frozenset({"qwen3_next"})
 """Families that vLLM computes in bfloat16 alone on CPUs."""
 
