@@ -131,7 +131,7 @@ verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real p
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-groups tests/process/test_groups*.py tests/process/test_stopped_rank.py tests/process/test_retraction.py tests/process/test_local.py tests/process/one_pair/test_prefixes.py $(ARGS)
 
 verify-models: $(STAMP) ## a small model of every type that the model library knows, and released shapes served by ranks, 8 minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-models tests/models/test_models.py tests/process/test_released.py tests/process/test_speculated.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-models tests/models/test_models.py tests/process/test_released.py tests/process/test_speculated.py tests/process/test_state_ranks.py $(ARGS)
 
 verify-kernels: PROGRAMS := gcc
 verify-kernels: $(STAMP) programs ## the compiled step for other CPUs, and with faults in its source; one JSON object, 5 minutes

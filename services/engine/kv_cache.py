@@ -32,8 +32,8 @@ class PagedKvCache(PageMemory):
     def _make_views(self, memory: torch.Tensor) -> None:
         """Make the views of `memory` that steps use."""
         group, size = self.group, self.group.page_tokens
-        flat = memory.view(DTYPES[group.dtype])
-        self.address: int = flat.data_ptr()
+        self.address: int = memory.data_ptr()
+        flat = memory[: self.pages * group.page_bytes].view(DTYPES[group.dtype])
         self.tensor = flat.view(
             self.pages, len(group.heads), len(group.layers), self.planes, size, self.head_dim
         )
@@ -86,8 +86,8 @@ class PagedStates(PageMemory):
     def _make_views(self, memory: torch.Tensor) -> None:
         """Make the views of `memory` that steps use."""
         group = self.group
-        flat = memory.view(DTYPES[group.dtype])
-        self.address: int = flat.data_ptr()
+        self.address: int = memory.data_ptr()
+        flat = memory[: self.pages * group.page_bytes].view(DTYPES[group.dtype])
         sizes = [plane.elements for plane in group.planes]
         self.tensor = flat.view(self.pages, len(group.heads), len(group.layers), sum(sizes))
         """All pages as one tensor: [page][kv head][layer][elements of all planes]."""

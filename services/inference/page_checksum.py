@@ -82,6 +82,8 @@ class PageSummer:
         """
         group = self._group
         size, layer_count = group.page_tokens, len(group.layers)
+        if not layer_count:
+            return
         pages_each = max(BYTES_AT_A_TIME // group.page_bytes, 1)
         layers_each = max(BYTES_AT_A_TIME * layer_count // group.page_bytes, 1)
         ends = group.pages_for(stop) if start < stop else 0

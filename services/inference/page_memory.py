@@ -32,11 +32,11 @@ class PageMemory:
         """
         self.group = group
         self.pages = pages
-        self.length = pages * group.page_bytes
-        """Size of the pages in bytes."""
+        self.length = max(pages * group.page_bytes, 1)
+        """Size of the memory in bytes. A pipeline stage without a layer of the group has an unused byte."""
         self.device = str(device)
         """Name of the device: "cpu" or "cuda:N"."""
-        size = (pages_before + pages) * group.page_bytes
+        size = (pages_before + pages) * group.page_bytes or 1
         _check_available(size, beside, device, group)
         try:
             self._host = HostMemory(size) if device.type == "cpu" else None
@@ -82,9 +82,10 @@ def _check_available(size: int, beside: int, device: torch.device, group: KvGrou
     short = memory_shortage(device, size + beside)
     if short is not None:
         also = f" and {beside} beside it for steps" if beside else ""
+        room = counted(short.size // max(group.page_bytes, 1), "page")
         raise NotEnoughMemory(
             f"--kv-cache-memory asks for {size} bytes on {device}{also}, but {short} "
-            f"(room for {counted(short.size // group.page_bytes, 'page')} of {group.page_tokens} tokens)"
+            f"(room for {room} of {group.page_tokens} tokens)"
         )
 
 

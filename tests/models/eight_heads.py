@@ -8,7 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from transformers import DeepseekV3Config, LlamaConfig, Mamba2Config, Qwen3NextConfig
+from transformers import (
+    DeepseekV3Config,
+    GraniteMoeHybridConfig,
+    LlamaConfig,
+    Mamba2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 from tests.engine.tiny_models import LATENT_SHAPE, save
 
@@ -39,43 +47,50 @@ LATENTS: Final = DeepseekV3Config(
     tie_word_embeddings=False,
 )
 
+_STATES: Final = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+_HYBRID: Final = {
+    **_STATES,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+_LINEAR: Final = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_EXPERTS: Final = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 STATES: Final = {
-    "qwen3_next": Qwen3NextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        num_experts=4,
+    "qwen3_5": Qwen3_5TextConfig(**_HYBRID, **_LINEAR, intermediate_size=96),
+    "qwen3_next": Qwen3NextConfig(**_HYBRID, **_LINEAR, **_EXPERTS),
+    "mamba2": Mamba2Config(**_STATES, num_hidden_layers=2, num_heads=8, head_dim=16, state_size=16),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**_HYBRID, **_LINEAR, **_EXPERTS),
+    "granite": GraniteMoeHybridConfig(
+        **_HYBRID,
+        intermediate_size=32,
+        shared_intermediate_size=32,
+        num_local_experts=4,
         num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    ),
-    "mamba2": Mamba2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_heads=8,
-        head_dim=16,
-        state_size=16,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
+        mamba_n_heads=8,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
     ),
 }
-"""Configurations of models with states, by type: the first has attention, too."""
+"""Configurations of models with states, by type."""
 
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

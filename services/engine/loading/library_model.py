@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Final
 
 import torch
-from transformers.cache_utils import Cache
 
 from baton.engine.execution.attention_span import ATTENTION_NAME, Geometry, LayerAttention
 from baton.engine.execution.exact_reference import exactly
@@ -23,12 +22,10 @@ from baton.engine.execution.model_structure import (
 )
 from baton.engine.execution.paged_attention import AttentionFunction, use_attention
 from baton.engine.execution.row_by_row import LibraryDefinition
-from baton.engine.execution.row_cache import layer_makers
 from baton.engine.execution.state_mixers import (
     StateMixer,
     UnknownMixer,
     check_mixers,
-    find_mixers,
     unwrap_mixers,
     wrap_mixers,
 )
@@ -41,15 +38,14 @@ from baton.engine.loading.capability_probes import (
 )
 from baton.engine.loading.library_report import first_line
 from baton.engine.loading.rank_shard import RankShard
-from baton.engine.loading.row_by_row_probe import RecordedMemory, check_row_by_row
+from baton.engine.loading.row_by_row_probe import check_row_by_row
+from baton.engine.loading.state_probe import find_state_mixers
 from baton.engine.loading.text_model import text_of
 from baton.engine.quantization.quantized_weight import QuantizedWeight
 from baton.models.model_facts import ModelFacts, UnsupportedModel
 
 FAILURES: Final = (RuntimeError, AttributeError, TypeError, ValueError, LookupError)
 """Errors that a transformers implementation raises if it cannot compute with its arguments."""
-MIXED: Final = 4
-"""Number of tokens in the forward pass that finds state mixers."""
 
 
 class LibraryModel:
@@ -67,12 +63,14 @@ class LibraryModel:
         quantized: Mapping[torch.nn.Linear, QuantizedWeight] | None = None,
         *,
         row_by_row: bool = False,
+        mixers: Sequence[StateMixer] = (),
     ) -> None:
         """Check `module`, the transformers implementation, by small forward passes without other ranks.
 
         The last pass is at the end of the context, where a table of positions may be too short.
         `load`: loads `module` once more. `quantized`: quantized weights, if steps multiply them without
-        dequantizing them first. `row_by_row`: the module uses its own attention. Raises UnsupportedModel.
+        dequantizing them first. `row_by_row`: the module uses its own attention. `mixers`: its state mixers,
+        which are wrapped. Raises UnsupportedModel.
         """
         self.facts = facts
         self.dtype = dtype
@@ -84,14 +82,12 @@ class LibraryModel:
         """The transformers implementation, or this pipeline stage of it. None after `release`."""
         self._shard = shard
         self._load = load
-        self._mixers: list[StateMixer] = []
+        self._mixers = list(mixers)
         """State mixers that compute over the rows of a step."""
         self._needs_counts = False
         """Whether the transformers implementation learns positions only from a cache, so that each forward
         pass must get one."""
-        parameters = inspect.signature(module.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._takes_positions = "position_ids" in parameters
+        self._read_arguments(module)
         self.definition = LibraryDefinition(module) if row_by_row else None
         """The transformers implementation with its own attention, if the model can only be computed row by
         row, else None."""
@@ -101,7 +97,7 @@ class LibraryModel:
         self.chunked_prompts = True
         """Whether a prompt that is computed in several rows gives the same results as in one."""
         if self.definition is None:
-            self.geometry, self.attention, width = self._check_over_pages(module)
+            self.geometry, self.attention, width = self._check_part(module)
         else:
             self.geometry, self.attention, width = self._check_row_by_row(self.definition)
         self._set_spans()
@@ -114,6 +110,13 @@ class LibraryModel:
             if isinstance(each, torch.nn.Linear)
         )
         """Number of the model's linear layers of each weight shape, by (out, in)."""
+
+    def _read_arguments(self, module: Any) -> None:
+        """Store which arguments the forward pass of `module` has."""
+        parameters = inspect.signature(module.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._takes_positions = "position_ids" in parameters
+        self._takes_wanted = "logits_to_keep" in parameters
 
     def logits(
         self,
@@ -142,8 +145,10 @@ class LibraryModel:
                 answer = self.module(input_ids=tokens, use_cache=False, **given)
                 shard.link.rank_group.send(answer.last_hidden_state)
                 return None
-            answer = self.module(input_ids=tokens, use_cache=False, logits_to_keep=keep, **given)
-        logits: torch.Tensor = answer.logits[0]
+            if self._takes_wanted:
+                given["logits_to_keep"] = keep
+            answer = self.module(input_ids=tokens, use_cache=False, **given)
+        logits: torch.Tensor = answer.logits[0] if self._takes_wanted else answer.logits[0, keep]
         return logits if shard is None or shard.has_logits else None
 
     def batch_rows(self) -> None:
@@ -155,7 +160,7 @@ class LibraryModel:
         """
         config, module = text_of(self.module.config), self.module
         self._own_attention = config._attn_implementation
-        mixers = self._find_mixers(module)
+        mixers = find_state_mixers(module, self.facts, self.device)
         check_mixers(mixers, self.geometry.state_tensors)
         config._attn_implementation = ATTENTION_NAME
         wrap_mixers(mixers)
@@ -172,6 +177,10 @@ class LibraryModel:
         restore_expansion(self.module)
         self._mixers, self.attention = [], {}
         self._set_spans()
+
+    def unlinked(self) -> AbstractContextManager[None]:
+        """Context manager in which this rank exchanges nothing with other ranks, for checks."""
+        return nullcontext() if self._shard is None else self._shard.link.cut()
 
     def structure(self) -> ModelStructure:
         """Return the modules and weights of the transformers implementation for our own executions. Raises
@@ -217,17 +226,6 @@ class LibraryModel:
             raise UnknownMixer("attention of other sizes than over its own cache")
         return found
 
-    def _find_mixers(self, module: Any) -> list[StateMixer]:
-        """Return the state mixers of `module`. Raises UnknownMixer."""
-        tokens = torch.arange(MIXED, device=self.device)[None] % self.facts.vocab_size
-        makers = layer_makers(text_of(module.config))
-
-        def compute(cache: Cache) -> None:
-            with torch.inference_mode(), use_attention(AttentionProbe(self.facts.context_length)):
-                module(input_ids=tokens, use_cache=True, **{self._cache_argument: cache})
-
-        return find_mixers(module, [make(0, RecordedMemory()) for make in makers], compute)
-
     def _check_over_pages(
         self, module: Any, layers: Sequence[int] | None = None
     ) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
@@ -242,7 +240,7 @@ class LibraryModel:
         tokens = torch.arange(len(order), device=device)[None] % facts.vocab_size
         last = order.new_tensor([len(order) - 1])
         try:
-            with nullcontext() if shard is None else shard.link.cut():
+            with self.unlinked():
                 with recording_masks():
                     self.logits(tokens, None, last, whole)
                 defer_expansion(module)
@@ -257,8 +255,6 @@ class LibraryModel:
             probe.add_need(COUNTING)
         if logits is not None and len(logits) != len(last):
             probe.add_need("logits of the positions that are asked for alone")
-        if shard is not None:
-            layers = shard.layers
         seen = probe.verdict(whole, counted, order, self.dtype, facts.name, module.config, layers)
         if shard is not None and seen != shard.seen:
             raise UnsupportedModel(
@@ -267,6 +263,15 @@ class LibraryModel:
             )
         width = facts.vocab_size if shard is not None or logits is None else logits.shape[1]
         return seen if shard is None else shard.whole, whole.attention, width
+
+    def _check_part(self, module: Any) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
+        """Check `module` as `_check_over_pages` does, which may be a stage without attention."""
+        shard = self._shard
+        if shard is None:
+            return self._check_over_pages(module)
+        if not shard.attention_layers:
+            return shard.whole, {}, self.facts.vocab_size
+        return self._check_over_pages(module, shard.attention_layers)
 
     def _check_row_by_row(
         self, definition: LibraryDefinition
@@ -298,7 +303,7 @@ class LibraryModel:
         self._needs_counts = True
         with_counts = self._probe(tokens, where, keep)
         self._needs_counts = with_counts is not None and with_counts.like(counted, self.dtype)
-        # With states, `row_by_row_probe` has shown that given positions are right.
+        # `generate` passes both to a model with states. If its positions are those given, that is enough.
         ignored = bool(self._mixers) and with_counts is not None and with_counts.like(late, self.dtype)
         return self._needs_counts or ignored
 

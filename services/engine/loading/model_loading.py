@@ -2,16 +2,17 @@
 library."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as library_logging
 
 from baton.engine.execution.row_cache import stores_states
+from baton.engine.execution.state_mixers import StateMixer
 from baton.engine.loading.capability_probes import refuse_by_configuration
 from baton.engine.loading.library_loading import (
     check_library_version,
@@ -24,8 +25,10 @@ from baton.engine.loading.library_loading import (
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine.loading.library_report import first_line
 from baton.engine.loading.model_partition import partition_stages, partition_weights
-from baton.engine.loading.rank_shard import RankShard, find_rank_shard
+from baton.engine.loading.rank_shard import RankShard, StoredStates, find_rank_shard
 from baton.engine.loading.rope_frequencies import fix_rope_frequencies
+from baton.engine.loading.state_batching import check_rank_states
+from baton.engine.loading.state_probe import probe_without_weights, refuse_divided_mixers, wrap_at
 from baton.engine.loading.text_model import maker_of, text_of
 from baton.engine.loading.weight_files import (
     DummyWeights,
@@ -59,8 +62,6 @@ from baton.runtime.logging import Log
 from baton.runtime.model_options import LoadFormat
 
 log = Log(__name__)
-
-STATES_OF_LAYERS: Final = "states of layers, which are computed row by row over plain weights on one rank"
 
 
 def load_model(
@@ -109,12 +110,13 @@ def _load_model(
     refuse_by_configuration(facts.name, config, missing)
     fix_rope_frequencies(facts.name, config, facts.context_length)
     has_states = stores_states(text_of(config))
-    if has_states:
-        _refuse_beside_states(facts.name, config, rank_group, quantization)
+    if has_states and quantization is not None:
+        raise UnsupportedModel(
+            f"the model {facts.name} ({config.model_type}) cannot be served with {quantization}: it needs "
+            "states of layers, which are computed over plain weights"
+        )
     if rank_group is not None and rank_group.topology.ranks > 1:
-        shard = find_rank_shard(facts.name, config, rank_group)
-        module = _load_shard(directory, facts.name, config, shard, dtype, target, checkpoint, dummy=dummy)
-        return LibraryModel(module, facts, dtype, target, shard)
+        return _load_rank(directory, facts, config, rank_group, dtype, target, checkpoint, dummy=dummy)
     if not dummy and checkpoint is None:
         refuse_quantized_files(directory)
         # The numbers in files have 2 to 4 bytes: the memory check uses the least that they can take here.
@@ -143,17 +145,6 @@ def _load_model(
             with suppress(UnsupportedModel):
                 return load_row_by_row(load, facts, dtype, target)
         raise
-
-
-def _refuse_beside_states(
-    name: str, config: Any, rank_group: Collectives | None, quantization: WeightQuantization | None
-) -> None:
-    """Raise UnsupportedModel for what a model whose layers have states is not served with."""
-    model = f"the model {name} ({config.model_type}) cannot be served"
-    if rank_group is not None and rank_group.topology.ranks > 1:
-        raise UnsupportedModel(f"{model} by several ranks: it needs {STATES_OF_LAYERS}")
-    if quantization is not None:
-        raise UnsupportedModel(f"{model} with {quantization}: it needs {STATES_OF_LAYERS}")
 
 
 def _refuse_all(directory: Path, words: Json, missing: Sequence[str]) -> None:
@@ -263,24 +254,54 @@ def _load_dummies(
     return module.to(device).eval()
 
 
+def _load_rank(
+    directory: Path,
+    facts: ModelFacts,
+    config: Any,
+    rank_group: Collectives,
+    dtype: str,
+    device: torch.device,
+    checkpoint: CheckpointQuantization | None,
+    *,
+    dummy: bool,
+) -> LibraryModel:
+    """Load the part of a model that belongs to the rank of `rank_group`."""
+    stored: StoredStates | None = None
+    mixers: dict[str, StateMixer] = {}
+    if stores_states(text_of(config)):
+        stored, mixers = probe_without_weights(make_definition(facts.name, config, dtype), facts)
+    shard = find_rank_shard(facts.name, config, rank_group, stored)
+    module = make_definition(facts.name, config, dtype)
+    own = [each for each in wrap_at(module, mixers) if each.layer in shard.layers]
+    stage = _load_shard(directory, facts.name, module, shard, mixers, dtype, device, checkpoint, dummy=dummy)
+    model = LibraryModel(stage, facts, dtype, device, shard, mixers=own)
+    if stored is not None:
+        check_rank_states(model, rank_group.topology, rank_group.rank)
+    return model
+
+
 def _load_shard(
     directory: Path,
     name: str,
-    config: Any,
+    module: Any,
     shard: RankShard,
+    mixers: Mapping[str, StateMixer],
     dtype: str,
     device: torch.device,
     checkpoint: CheckpointQuantization | None,
     *,
     dummy: bool,
 ) -> Any:
-    """Load one rank's part of a model, and return the modules that its pipeline stage runs."""
-    module = make_definition(name, config, dtype)
+    """Load one rank's part of a model, and return the modules that its pipeline stage runs.
+
+    `module`: the whole implementation without memory for its weights. `mixers`: its state mixers by path.
+    """
     check_logits(name, module)
     with nullcontext() if dummy else _open_weights(directory, checkpoint, dtype) as files:
         sources = plain_sources(DummyWeights(module, device)) if files is None else files.sources(module)
         stage = partition_stages(name, module, shard)
         cuts = partition_weights(name, module, shard)
+        refuse_divided_mixers(name, module, mixers, cuts)
         size = bytes_of(module, cuts)
         _check_memory(directory, device, size)
         if checkpoint is not None and files is not None:

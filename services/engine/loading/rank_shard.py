@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.engine.execution.attention_span import Geometry
+from baton.engine.execution.attention_span import Geometry, LayerStates
 from baton.engine.loading.text_model import text_of
 from baton.inference.collectives import Collectives, LocalCollectives
 from baton.models.model_facts import UnsupportedModel
@@ -38,6 +38,15 @@ class RankLink:
             yield
         finally:
             self.rank_group, self.is_cut = rank_group, False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStates:
+    """What the layers of a model with states store of a sequence."""
+
+    attention_layers: tuple[int, ...]
+    """Ids of the layers that store keys and values, ascending. Not empty."""
+    states: tuple[LayerStates, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +97,54 @@ class RankShard:
             self.whole,
             query_heads=self.whole.query_heads // self.tensor_ranks,
             kv_heads=len(self.kv_heads),
+            attention_layers=None,
+            states=(),
         )
 
+    @property
+    def attention_layers(self) -> list[int]:
+        """Ids of this rank's layers that store keys and values, ascending."""
+        found = self.whole.attention_layers
+        return [layer for layer in self.layers if found is None or layer in found]
 
-def find_rank_shard(name: str, config: Any, rank_group: Collectives) -> RankShard:
+
+def find_rank_shard(
+    name: str, config: Any, rank_group: Collectives, stored: StoredStates | None = None
+) -> RankShard:
     """Return the part of the model `name` that the rank of `rank_group` computes.
 
-    Raises UnsupportedModel or CannotSplit.
+    `stored`: what its layers store, of a model with states. Raises UnsupportedModel or CannotSplit.
     """
     topology = rank_group.topology
     if topology.context > 1:
         raise CannotSplit(f"{topology.context} context-parallel ranks: no engine computes with more than one")
     whole = _geometry(name, text_of(config))
+    if stored is not None:
+        whole = replace(whole, attention_layers=stored.attention_layers, states=stored.states)
     if whole.query_heads % topology.tensor:
         raise CannotSplit(
             f"--tp {topology.tensor}: the model {name} has {whole.query_heads} attention heads, which is no "
             "multiple of it"
         )
+    layout = KvLayout(name, whole.groups("float32", 1, 1))
     try:
-        (rank,) = rank_layout(KvLayout(name, (whole.kv_group("", 1),)), topology, rank_group.rank).groups
+        rank = rank_layout(layout, topology, rank_group.rank)
     except DoesNotDivide as error:
         stages = f"--pp {topology.pipeline}: the model {name} has {whole.layers} layers"
         heads = f"--tp {topology.tensor}: the model {name} has {whole.kv_heads} KV heads, which is neither a "
         by_stages = error.field == "pipeline_parallel"
         raise CannotSplit(stages if by_stages else f"{heads}multiple nor a divisor of it") from error
-    return RankShard(RankLink(rank_group), whole, rank.layers, rank.heads)
+    layers = _between(layout.layers, rank.layers, whole.layers)
+    return RankShard(RankLink(rank_group), whole, layers, rank.groups[0].heads)
+
+
+def _between(stored: tuple[int, ...], own: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return all layers of a pipeline stage, also those that store nothing.
+
+    `stored`: the model's layers that store something. `own`: those of the stage. `count`: number of layers.
+    """
+    later = [layer for layer in stored if layer > own[-1]]
+    return tuple(range(0 if own[0] == stored[0] else own[0], later[0] if later else count))
 
 
 def _geometry(name: str, config: Any) -> Geometry:

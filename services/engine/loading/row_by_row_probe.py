@@ -198,7 +198,7 @@ def _geometry(
             raise UnsupportedModel.needing(name, kind, [ONCE])
         if memory.tensors() != first.tensors():
             raise UnsupportedModel.needing(name, kind, [OTHER_STATES])
-    states = _states(first)
+    states = states_of(first)
     if len(states) + bool(layers) > GROUPS_MAX or any(len(each.tensors) > PLANES_MAX for each in states):
         raise UnsupportedModel.needing(name, kind, [MANY_STATES])
     heads, head_dim, latent = _attention_sizes(name, kind, first)
@@ -223,7 +223,7 @@ def _attention_sizes(name: str, kind: str, memory: RecordedMemory) -> tuple[int,
     return key_heads, key, None if key == value else (key, value)
 
 
-def _states(memory: RecordedMemory) -> tuple[LayerStates, ...]:
+def states_of(memory: RecordedMemory) -> tuple[LayerStates, ...]:
     """Return the state tensors of a sequence. Layers with the same ones are together."""
     layers: dict[tuple[StateTensor, ...], list[int]] = {}
     for layer, tensors in sorted(memory.tensors().items()):

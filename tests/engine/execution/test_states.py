@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3_5TextConfig
 
 from baton.engine.execution.attention_span import Geometry, LayerStates, StateTensor
 from baton.engine.execution.row_cache import StateLayer
+from baton.engine.execution.state_mixers import StatePages
 from baton.engine.kv_cache import PagedKvCache, PagedStates, make_cache
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.row_by_row_probe import CONTINUED, OTHER_STATES
+from baton.engine.loading.state_batching import TOGETHER
 from baton.engine.quantization.weight_quantization import WeightQuantization
 from baton.inference.collectives import LocalCollectives
 from baton.models.model_facts import UnsupportedModel
@@ -131,10 +134,59 @@ def test_a_definition_that_computes_single_tokens_otherwise_gets_whole_prompts(t
     assert engine.whole.groups[0].layers == (2,)
 
 
-@pytest.mark.parametrize("topology", [Topology(2), Topology(1, 2)], ids=str)
-def test_states_are_refused_on_several_ranks(tmp_path: Path, topology: Topology) -> None:
-    with pytest.raises(UnsupportedModel, match="cannot be served by several ranks: it needs states"):
-        load_model(saved("lfm2", tmp_path), "float32", "cpu", LocalCollectives(topology, 0))
+@pytest.mark.parametrize(
+    ("kind", "topology", "need"),
+    [
+        ("lfm2", Topology(1, 2), "a pipeline plan"),
+        ("mamba2", Topology(2), "a layer with attention|its configuration does not say"),
+        ("jamba", Topology(2), CONTINUED),
+    ],
+)
+def test_what_several_ranks_lack_for_states_is_named(
+    tmp_path: Path, kind: str, topology: Topology, need: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=f"cannot be served by several ranks: .*({need})"):
+        load_model(saved(kind, tmp_path), "float32", "cpu", LocalCollectives(topology, 0))
+
+
+def test_a_state_mixer_that_a_plan_divides_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = {"layers.*.linear_attn.in_proj_qkv": "colwise"}
+    monkeypatch.setattr(Qwen3_5TextConfig, "base_model_tp_plan", plan)
+    with pytest.raises(UnsupportedModel, match="it needs states divided among ranks, as its tensor-parallel"):
+        load_model(saved("qwen3_5_text", tmp_path), "float32", "cpu", LocalCollectives(Topology(2), 0))
+
+
+def test_probe_can_fail_a_rank_whose_rows_differ_together_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = StatePages.continued
+
+    def continued(pages: Any, layer: int, hidden: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        return own(pages, layer, hidden.flip(0), *given, **named)
+
+    monkeypatch.setattr(StatePages, "continued", continued)
+    with pytest.raises(UnsupportedModel, match=f"by several ranks: it needs {TOGETHER}"):
+        load_model(saved("qwen3_5_text", tmp_path), "float32", "cpu", LocalCollectives(Topology(2), 0))
+
+
+def test_a_stage_without_a_layer_of_a_group_has_no_memory_of_it(tmp_path: Path) -> None:
+    topology = Topology(1, 2)
+    engine = load_engine(
+        saved("qwen3_5_text", tmp_path),
+        dtype="float32",
+        device="cpu",
+        kv_cache_memory=2**20,
+        topology=topology,
+        rank_group=LocalCollectives(topology, 0),
+    )
+    attention, states = engine.caches
+    assert (attention.group.layers, states.group.layers) == ((), (0, 1))
+    assert (attention.length, attention.tensor.numel()) == (1, 0)
+    before = attention.address
+    attention.move()
+    assert attention.address != before
 
 
 def test_quantized_weights_of_a_model_with_states_are_refused(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ OF_TYPES: dict[str, tuple[dict[str, Any], Topology]] = {
     "cohere": ({"use_qk_norm": True}, Topology(2)),  # a norm for each head
     "sarvam_moe": ({}, Topology(2)),  # one weight of the files for three
     "muse_spark": ({}, Topology(2)),  # a norm behind each expert
+    "granitemoehybrid": ({}, Topology(2, 2)),  # states, and a stage without attention
     "afmoe": ({}, Topology(2)),  # a gate of heads, an attention that its plan leaves whole
 }
 
