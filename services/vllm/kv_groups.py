@@ -57,11 +57,14 @@ class LayerGroup:
         return size * len(self.names)
 
 
-def group_layers(name: str, specs: Mapping[str, Any], backends: Mapping[str, Any]) -> list[LayerGroup]:
+def group_layers(
+    name: str, layers: int, specs: Mapping[str, Any], backends: Mapping[str, Any]
+) -> list[LayerGroup]:
     """Return the groups of the layers in vLLM's `specs`, by layer name.
 
-    `name`: of the model. `backends`: attention back ends, by layer name. Raises UnsupportedModel, which names
-    all that is missing.
+    `name`: of the model. `layers`: its number of layers. vLLM numbers the second cache of a layer behind the
+    last layer (Falcon-H1). `backends`: attention back ends, by layer name. Raises UnsupportedModel, which
+    names all that is missing.
     """
     missing = missing_features(list(specs.values()))
     if missing:
@@ -72,7 +75,7 @@ def group_layers(name: str, specs: Mapping[str, Any], backends: Mapping[str, Any
     groups = [
         LayerGroup(
             tuple(names),
-            tuple(map(extract_layer_index, names)),
+            tuple(extract_layer_index(each) % layers for each in names),
             spec,
             backends[names[0]],
             frozenset(chunk for each in names if (chunk := getattr(specs[each], "attention_chunk_size", 0))),

@@ -17,7 +17,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from baton.inference.device import find_device
 from baton.inference.kv_memory import check_page_tokens
 from baton.inference.rank_startup import STEP_TIMEOUTS
-from baton.models.model_facts import ModelFacts
+from baton.models.model_facts import ModelFacts, UnsupportedModel
 from baton.pages.layout import KvGroup
 from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.worker_settings import WorkerSettings
@@ -189,8 +189,9 @@ def start_worker(
     with restoring_globals():
         try:
             config = args.create_engine_config()
+            count = config.model_config.get_total_num_hidden_layers()
             if topology.pipeline > 1:
-                _divide_layers(config.model_config.get_total_num_hidden_layers(), topology.pipeline)
+                _divide_layers(config.model_config, facts.name, topology.pipeline)
             with set_current_vllm_config(config):
                 worker = _load(config, rank, rank if device.index is None else device.index)
                 if not config.model_config.is_hybrid:  # pages of several groups differ in size
@@ -203,14 +204,20 @@ def start_worker(
             raise StartupError(f"vLLM refuses the model {facts.name}: {describe_error(error)}") from error
     layers = config.compilation_config.static_forward_context
     backends = {name: layers[name].get_attn_backend() for name in specs}
-    model = ModelWorker(config, worker, group_layers(facts.name, specs, backends))
+    model = ModelWorker(config, worker, group_layers(facts.name, count, specs, backends))
     check_page_tokens(settings.page_tokens, model.page_sizes(settings.page_tokens), "vllm")
     return model
 
 
-def _divide_layers(layers: int, stages: int) -> None:
-    """Let vLLM give layers to stages as Baton does: the first ones have one more if they do not divide."""
-    each, over = divmod(layers, stages)
+def _divide_layers(config: Any, name: str, stages: int) -> None:
+    """Let vLLM give layers to stages as Baton does: the first ones have one more if they do not divide.
+
+    `config`: vLLM's, of the model `name`. Raises UnsupportedModel for inputs of each layer (Gemma 4), which
+    vLLM leaves out behind the first stage.
+    """
+    if getattr(config.hf_text_config, "hidden_size_per_layer_input", 0):
+        raise UnsupportedModel.needing(name, "--pp with --engine vllm", ["inputs of each layer"])
+    each, over = divmod(config.get_total_num_hidden_layers(), stages)
     os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(str(each + (stage < over)) for stage in range(stages))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,7 +119,9 @@ def _gemma3() -> PreTrainedConfig:
     )
 
 
-def _gemma4() -> PreTrainedConfig:
+def _gemma4(
+    by_layer: int = 32, layer_types: Sequence[str] = (*["sliding_attention"] * 3, "full_attention")
+) -> PreTrainedConfig:
     """Layers without a window have fewer and longer heads, and so a KV group of their own."""
     return Gemma4TextConfig(
         **SHAPE,
@@ -127,10 +129,10 @@ def _gemma4() -> PreTrainedConfig:
         global_head_dim=64,
         num_global_key_value_heads=1,
         sliding_window=WINDOW,
-        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        layer_types=list(layer_types),
         num_kv_shared_layers=0,
         vocab_size_per_layer_input=SHAPE["vocab_size"],
-        hidden_size_per_layer_input=32,
+        hidden_size_per_layer_input=by_layer,
     )
 
 
@@ -177,6 +179,11 @@ def _qwen3_next() -> PreTrainedConfig:
     )
 
 
+def _gemma4_31b() -> PreTrainedConfig:
+    """Without inputs of each layer, as the large ones. Both halves of the layers have both kinds."""
+    return _gemma4(0, ["sliding_attention", "full_attention"] * 2)
+
+
 FAMILIES: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _kimi_k2,
@@ -185,6 +192,7 @@ FAMILIES: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "gpt_oss": _gpt_oss,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "gemma4_31b": _gemma4_31b,
     "llama4": _llama4,
     "falcon_h1": _falcon_h1,
     "qwen3_next": _qwen3_next,

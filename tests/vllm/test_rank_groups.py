@@ -60,16 +60,24 @@ async def test_two_tensor_ranks_hand_over_to_one(model: Path, known: Asked) -> N
 
 
 @pytest.mark.all_models
-@pytest.mark.parametrize(("family", "decode_ranks"), [("gemma4", 1), ("falcon_h1", 2)])
-async def test_two_tensor_ranks_with_several_kv_groups(
-    family: str, decode_ranks: int, demo_model_dir: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "prefill", "decode_ranks"),
+    [
+        ("gemma4", {"tp": "2"}, 1),
+        ("gemma4_31b", {"pp": "2"}, 1),
+        ("falcon_h1", {"tp": "2"}, 2),
+        ("falcon_h1", {"pp": "2"}, 1),
+    ],
+)
+async def test_ranks_with_several_kv_groups(
+    family: str, prefill: dict[str, str], decode_ranks: int, demo_model_dir: Path, tmp_path: Path
 ) -> None:
-    """One head of Gemma 4's full attention lies on both ranks. States go to as many ranks."""
+    """One head of Gemma 4's full attention lies on both tensor ranks. States go to as many tensor ranks."""
     model = save_family(family, tmp_path, demo_model_dir)
     prompts = any_prompts(LENGTHS, SHAPE["vocab_size"])
     known = Asked(prompts, vllm_greedy(model, prompts, TOKENS, tmp_path))
     decode = {"tp": str(decode_ranks), **PATIENT}
-    with start_stack(str(model), prefill=[{"tp": "2", **CHUNKED}], decode=[decode]) as stack:
+    with start_stack(str(model), prefill=[{**prefill, **CHUNKED}], decode=[decode]) as stack:
         await check_answers(stack, known, {("prefill-0", "decode-0")})
 
 

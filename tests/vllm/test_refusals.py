@@ -3,17 +3,21 @@
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.models.model_facts import read_model
 from baton.pages.compatibility import check_fit
 from baton.pages.errors import LayoutMismatch
 from baton.pages.layout import GROUPS_MAX, KvGroup, KvLayout, KvPlane, full_group, state_group
 from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 from baton.topology import Topology
+from tests.engine.tiny_models import save
 from tests.vllm.conftest import settings
+from tests.vllm.families import FAMILIES
 
 
 def test_settings_that_it_cannot_follow() -> None:
@@ -136,3 +140,13 @@ def test_states_fit_those_of_as_many_tensor_ranks(is_replicated: bool) -> None:
     else:
         with pytest.raises(LayoutMismatch, match="planes"):
             check_fit(layouts(1, 64), layouts(2, 32))
+
+
+def test_inputs_of_each_layer_are_refused_over_stages(tmp_path: Path) -> None:
+    """Gemma 4's smaller models: vLLM computes the layers behind the first stage without them."""
+    from baton.vllm.worker import start_worker
+
+    chosen = settings(str(save(FAMILIES["gemma4"](), tmp_path)))
+    facts = read_model(tmp_path)
+    with pytest.raises(StartupError, match=r"--pp with --engine vllm.* it needs inputs of each layer"):
+        start_worker(chosen, tmp_path, facts, Topology(1, 2), 0)
