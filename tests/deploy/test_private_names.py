@@ -13,7 +13,7 @@ import nixl
 import pytest
 import torch
 import uvloop
-from transformers import PreTrainedModel, conversion_mapping
+from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import chat_template_utils
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -31,6 +31,7 @@ PRIVATE: Final[dict[str, tuple[str, Callable[[], object]]]] = {
     "_C": ("engine/execution/linear_layers.py", lambda: torch),
     "_Options": ("runtime/gloo_connections.py", lambda: gloo),
     "_api": ("transfer/nixl_library.py", lambda: nixl),
+    "_attn_implementation": ("engine/loading/library_model.py", PreTrainedConfig),
     "_bindings": ("transfer/nixl_library.py", lambda: nixl),
     "_checkpoint_conversion_mapping_cache": (
         "engine/loading/single_experts.py",

@@ -438,19 +438,13 @@ def test_what_a_published_file_leaves_out_is_what_the_library_takes_for_its_type
 
 
 @pytest.mark.parametrize(
-    "told",
-    [
-        {"model_type": "mamba", "state_size": 16},
-        {"ssm_cfg": {}},
-        {"model_type": "rwkv", "attention_hidden_size": 64},
-    ],
-    ids=str,
+    "told", [{"model_type": "recurrent_gemma"}, {"model_type": "rwkv", "attention_hidden_size": 64}], ids=str
 )
 def test_a_model_that_keeps_a_state_is_refused_for_that_and_not_as_damaged(
     model: Path, told: dict[str, Any]
 ) -> None:
     (model / "config.json").write_text(json.dumps({"vocab_size": 100, **told}))
-    with pytest.raises(UnsupportedModel, match=r"it needs state-space or recurrent layers"):
+    with pytest.raises(UnsupportedModel, match=r"it needs states in a cache of its own"):
         resolve(str(model), missing=missing_in_torch)
 
 

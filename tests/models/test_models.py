@@ -33,12 +33,12 @@ ONE_OF_EACH = {
     "falcon": "the library's definition, row by row",
     "bloom": "the library's definition, row by row",
     "bart": "the library's definition, row by row",
-    "qwen3_next": "the library's definition, row by row",
-    "kimi_linear": "the library's definition, row by row",
-    "lfm2": "the library's definition, row by row",
-    "falcon_h1": "the library's definition, row by row",
-    "nemotron_h": "the library's definition, row by row",
-    "mamba2": "the library's definition, row by row",
+    "qwen3_next": "the library's definition",
+    "kimi_linear": "the library's definition",
+    "lfm2": "the library's definition",
+    "falcon_h1": "the library's definition",
+    "nemotron_h": "the library's definition",
+    "mamba2": "the library's definition",
 }
 
 
