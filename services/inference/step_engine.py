@@ -118,8 +118,9 @@ class StepEngine:
 
     @_device_loss()
     def step(self, rows: abc.Sequence[Row]) -> list[RowResult]:
+        pages = [cache.pages for cache in self.caches]
         for row in rows:
-            check_row(row, self.layout.groups, [cache.pages for cache in self.caches], self.context_length)
+            check_row(row, self.layout.groups, pages, self.context_length)
             self._check_ids(row)
         scored = sum(len(row.scored) for row in rows)
         if scored > self.scored_max:
